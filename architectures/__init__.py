@@ -1,0 +1,1 @@
+"""Torch modules: the fused step, targets, drafters and accept rules."""

@@ -1,0 +1,1 @@
+"""Parts that several targets or drafters are made of."""

@@ -1,0 +1,1 @@
+"""Drafters: each proposes K tokens from what the target has just verified."""

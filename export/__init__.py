@@ -1,0 +1,1 @@
+"""From a torch module to a bundle: trace, lower, quantise, compile, write."""

@@ -1,0 +1,96 @@
+"""What the registry holds: kinds of targets, kinds of drafters, and the named architectures of both.
+
+Declarations are data plus lazy functions: importing them imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from graphspec.checkpoints import Checkpoint, TensorInfo
+
+Capability = Literal[
+    "sampled_proposal",
+    "relaxed_thinking",
+    "greedy_acceptance",
+    "grammar",
+    "penalties",
+    "logprobs",
+    "zero_draft_rows",
+    "mixed_batches",
+    "tree",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What detection may look at: a checkpoint's raw config.json and its tensor names and shapes."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetKind:
+    """A target model family."""
+
+    name: str
+    """For example "llama3"."""
+    label: str
+    """Its part of the registered name: "Llama3" in UnifiedEagleLlama3ForCausalLM."""
+    matches: Callable[[Facts], bool]
+    """Whether a checkpoint is a target of this kind."""
+    load: Callable[..., Any]
+    """`load(checkpoint) -> architectures target module` with weights; imports torch when called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterKind:
+    """A way of proposing drafts."""
+
+    name: str
+    """For example "eagle3"."""
+    label: str
+    """Its part of the registered name: "Eagle3" in UnifiedEagle3Llama3ForCausalLM."""
+    methods: tuple[str, ...]
+    """Values of --speculative-method it answers to."""
+    draft_checkpoint: bool
+    """Whether it needs --draft-model-path."""
+    matches: Callable[[Facts, Facts], bool]
+    """`matches(target, draft)`: whether a draft checkpoint is of this kind. Not called without a draft."""
+    default_num_speculative_tokens: int
+    """K when neither the user nor the draft checkpoint names one."""
+    load: Callable[..., Any]
+    """`load(target_module, draft_checkpoint | None, num_draft_tokens, config) -> drafter module`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A named pair of a target kind and a drafter kind."""
+
+    target: TargetKind
+    drafter: DrafterKind
+    capabilities: frozenset[Capability] = frozenset()
+    name: str = ""
+    """`Unified<Drafter><Target>ForCausalLM` unless given."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            name = f"Unified{self.drafter.label}{self.target.label}ForCausalLM"
+            object.__setattr__(self, "name", name)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Values of --speculative-method this architecture answers to."""
+        return self.drafter.methods
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """What a target and a draft resolved to."""
+
+    architecture: Architecture
+    target: Checkpoint
+    draft: Checkpoint | None

@@ -1,0 +1,1 @@
+"""Loading and stepping bundles. Imports no torch."""
