@@ -28,7 +28,7 @@ class Checkpoint(Protocol):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Every file its config and weights are read from, sorted; what a build is keyed by."""
+        """Every file its config, weights and tokenizer are read from, sorted; what a build is keyed by."""
         ...
 
     @property
@@ -43,10 +43,11 @@ class Checkpoint(Protocol):
 
     def load(self, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
         """Yields `(name, torch.Tensor)` one at a time; floating tensors keep the dtype they are stored in
-        (quantised GGUF types come as float32). Raises CheckpointError naming a non-finite tensor."""
+        (quantised GGUF types come as float32). Raises CheckpointError for unknown names, and one that
+        names all non-finite tensors instead of yielding the first."""
         ...
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
-        """Those there are of tokenizer.json, tokenizer_config.json, chat_template.jinja and
-        generation_config.json, by file name."""
+        """Those there are of tokenizer.json, tokenizer_config.json, chat_template.jinja,
+        generation_config.json and special_tokens_map.json, by file name."""
         ...
