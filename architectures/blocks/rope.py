@@ -1,0 +1,104 @@
+"""Rotary tables of the default, linear, llama3 and yarn scalings (transformers' `modeling_rope_utils`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graphspec.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Frequencies of one rotary embedding."""
+
+    inverse_frequencies: Tensor
+    """f32[D/2], radians per position."""
+    attention_factor: float = 1.0
+    """Multiplies cos and sin (yarn)."""
+
+
+def rope_from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
+    """Reads both spellings: rope_theta + rope_scaling, and rope_parameters (checkpoints.md §1.1)."""
+    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies = 1.0 / (theta**exponents)
+    if factors := config.get("graphspec_rope_freq_factors"):  # GGUF keeps llama3 scaling as one factor each
+        return Rope(inverse_frequencies=frequencies / torch.tensor(factors, dtype=torch.float32))
+    if kind == "default":
+        return Rope(inverse_frequencies=frequencies)
+    if kind == "linear":
+        return Rope(inverse_frequencies=frequencies / parameters["factor"])
+    if kind == "llama3":
+        return Rope(inverse_frequencies=_llama3(frequencies, parameters))
+    if kind == "yarn":
+        return _yarn(theta, head_dim, parameters, config)
+    raise UnsupportedError(f"rope scaling '{kind}' is not supported; known are default, linear, llama3 and yarn")
+
+
+def _llama3(frequencies: Tensor, parameters: Mapping[str, Any]) -> Tensor:
+    """Llama 3.1's scaling: keep short wavelengths, divide long ones, blend between (checkpoints.md §3.1)."""
+    factor, low, high = (float(parameters[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
+    original = float(parameters["original_max_position_embeddings"])
+    wavelengths = 2 * math.pi / frequencies
+    blend = (original / wavelengths - low) / (high - low)
+    blended = (1 - blend) * frequencies / factor + blend * frequencies
+    scaled = torch.where(wavelengths > original / low, frequencies / factor, frequencies)
+    middle = (wavelengths <= original / low) & (wavelengths >= original / high)
+    return torch.where(middle, blended, scaled)
+
+
+def _yarn(theta: float, dim: int, parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
+    """YaRN (arXiv 2309.00071): interpolate long wavelengths, keep short ones, ramp between."""
+    factor = float(parameters["factor"])
+    original = float(parameters.get("original_max_position_embeddings") or config.get("max_position_embeddings") or 0)
+    fast, slow = float(parameters.get("beta_fast") or 32), float(parameters.get("beta_slow") or 1)
+
+    def correction(rotations: float) -> float:
+        return (dim * math.log(original / (rotations * 2 * math.pi))) / (2 * math.log(theta))
+
+    low, high = correction(fast), correction(slow)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    keep = 1 - ramp.clamp(0, 1)
+    base = theta ** (torch.arange(0, dim, 2).float() / dim)
+    frequencies = (1.0 / (factor * base)) * (1 - keep) + (1.0 / base) * keep
+    return Rope(inverse_frequencies=frequencies, attention_factor=_yarn_attention_factor(factor, parameters))
+
+
+def _yarn_attention_factor(factor: float, parameters: Mapping[str, Any]) -> float:
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if (given := parameters.get("attention_factor")) is not None:
+        return float(given)
+    mscale, mscale_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if mscale and mscale_all:
+        return scale(float(mscale)) / scale(float(mscale_all))
+    return scale(1.0)
+
+
+class RotaryTable(nn.Module):
+    """cos and sin of every position a cache can hold."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, rope: Rope, positions: int) -> None:
+        super().__init__()
+        angles = torch.arange(positions).float()[:, None] * rope.inverse_frequencies[None, :]
+        self.register_buffer("cos", angles.cos() * rope.attention_factor)
+        self.register_buffer("sin", angles.sin() * rope.attention_factor)
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions i64[B, T] → cos, sin f32[B, T, D/2]."""
+        return nn.functional.embedding(positions, self.cos), nn.functional.embedding(positions, self.sin)

@@ -1,0 +1,104 @@
+"""The kinds of drafters there are, and how a target gets its architectures; imports no torch.
+
+A target's arch.py says `ARCHITECTURES = declare(TARGET, EAGLE, EAGLE3)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from graphspec.architecture import Architecture, Capability, DrafterKind, Facts, TargetKind
+from graphspec.checkpoints import Checkpoint
+from graphspec.detection import classify_draft
+from graphspec.speculative_config import DEFAULT_NUM_SPECULATIVE_TOKENS, SpeculativeConfig
+
+from .fit import eagle3_misfits, eagle_misfits, standalone_misfits
+
+STEP_CAPABILITIES: frozenset[Capability] = frozenset({"greedy_acceptance"})
+"""What the fused step offers to every pair."""
+
+
+def declare(
+    target: TargetKind, *drafters: DrafterKind, capabilities: frozenset[Capability] = STEP_CAPABILITIES
+) -> tuple[Architecture, ...]:
+    """The target with each of `drafters`, and with those that need nothing of it: standalone and n-gram."""
+    return tuple(
+        Architecture(target=target, drafter=drafter, capabilities=capabilities)
+        for drafter in (*drafters, STANDALONE, NGRAM)
+    )
+
+
+def classified_as(kind: str) -> Callable[[Facts, Facts], bool]:
+    """Whether detection calls a draft checkpoint `kind`."""
+    return lambda target, draft: classify_draft(target, draft) == kind
+
+
+def _load_eagle(target: Any, draft: Checkpoint, num_draft_tokens: int, config: SpeculativeConfig) -> Any:
+    from .eagle import load_drafter
+
+    return load_drafter(target, draft, num_draft_tokens, config)
+
+
+def _load_eagle3(target: Any, draft: Checkpoint, num_draft_tokens: int, config: SpeculativeConfig) -> Any:
+    from .eagle3_loading import load_drafter
+
+    return load_drafter(target, draft, num_draft_tokens, config)
+
+
+def _load_standalone(target: Any, draft: Checkpoint, num_draft_tokens: int, config: SpeculativeConfig) -> Any:
+    from .standalone import load_drafter
+
+    return load_drafter(target, draft, num_draft_tokens, config)
+
+
+def _load_ngram(target: Any, draft: None, num_draft_tokens: int, config: SpeculativeConfig) -> Any:
+    from .ngram import load_drafter
+
+    return load_drafter(target, draft, num_draft_tokens, config)
+
+
+def _no_draft(_target: Facts, _draft: Facts) -> bool:
+    return False
+
+
+EAGLE = DrafterKind(
+    name="eagle",
+    label="Eagle",
+    methods=("eagle",),
+    draft_checkpoint=True,
+    matches=classified_as("eagle"),
+    default_num_speculative_tokens=DEFAULT_NUM_SPECULATIVE_TOKENS["eagle"],
+    load=_load_eagle,
+    misfits=eagle_misfits,
+)
+EAGLE3 = DrafterKind(
+    name="eagle3",
+    label="Eagle3",
+    # "eagle" covers both generations: the draft decides. "eagle3" insists.
+    methods=("eagle3", "eagle"),
+    draft_checkpoint=True,
+    matches=classified_as("eagle3"),
+    default_num_speculative_tokens=DEFAULT_NUM_SPECULATIVE_TOKENS["eagle3"],
+    load=_load_eagle3,
+    misfits=eagle3_misfits,
+)
+STANDALONE = DrafterKind(
+    name="standalone",
+    label="Standalone",
+    methods=("standalone",),
+    draft_checkpoint=True,
+    matches=classified_as("standalone"),
+    default_num_speculative_tokens=DEFAULT_NUM_SPECULATIVE_TOKENS["standalone"],
+    load=_load_standalone,
+    misfits=standalone_misfits,
+)
+NGRAM = DrafterKind(
+    name="ngram",
+    label="Ngram",
+    methods=("ngram",),
+    draft_checkpoint=False,
+    matches=_no_draft,
+    default_num_speculative_tokens=DEFAULT_NUM_SPECULATIVE_TOKENS["ngram"],
+    load=_load_ngram,
+)

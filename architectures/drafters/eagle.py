@@ -1,0 +1,128 @@
+"""EAGLE-1 and EAGLE-2 heads as a chain (arXiv 2401.15077, 2406.16858; checkpoints.md §4.1).
+
+One decoder layer imitates the target's final hidden state: it reads the embedding of token x_{p+1} beside the
+target's state of position p, and the target's head reads its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graphspec.checkpoints import Checkpoint
+from graphspec.errors import CheckpointError
+from graphspec.speculative_config import SpeculativeConfig
+
+from .. import ops
+from ..blocks.decoder import DecoderConfig, DecoderLayer, LayerCache, Linear, Norm
+from ..blocks.decoder_weights import layer_sources
+from ..blocks.rope import RotaryTable
+from ..state import StateSpec, cache_specs, flatten, layer_caches
+from ..step import Verified
+from ..target import DecoderTarget, draft_window, window
+from ..weights import Source, load_parameters, one
+from .names import RenamedCheckpoint
+
+
+class EagleDrafter(nn.Module):
+    """x = fc([embed(x_{p+1}) | feature_p]); layers; the target's head. The output is the next feature."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        capacity: int,
+        num_draft_tokens: int,
+        fc_bias: bool,
+        first_input_norm: bool,
+        last_norm: bool,
+    ) -> None:
+        super().__init__()
+        self.config, self.num_draft_tokens = config, num_draft_tokens
+        self.fc = Linear(2 * config.hidden, config.hidden, bias=fc_bias)
+        self.layers = nn.ModuleList(
+            [DecoderLayer(config, input_norm=first_input_norm or layer > 0) for layer in range(config.layers)]
+        )
+        self.norm = Norm(config.hidden, config.eps) if last_norm else None
+        self.rotary = RotaryTable(config.rope, capacity)
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """The head's own caches: entries come from true target features only."""
+        return cache_specs("draft", self.config)
+
+    def propose(self, target: DecoderTarget, verified: Verified, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        following = verified.tokens[:, 1:]  # x_{p+1} beside the feature of p
+        at = window(self.rotary, verified.kv_len, following.shape[1], verified.key_positions)
+        x = self._fuse(target, following, verified.hidden.final)
+        caches = []
+        for layer, cache in zip(self.layers, layer_caches(states), strict=True):
+            x, cache = layer(x, at, cache)
+            caches.append(cache)
+        feature = self._out(ops.take_rows(x, verified.last.unsqueeze(1)))
+        drafts = [target.logits(feature).argmax(dim=-1)]
+        drafted: list[LayerCache | None] = [None] * len(caches)
+        for step in range(1, self.num_draft_tokens):
+            position = verified.next_kv_len - 1 + step
+            at = draft_window(self.rotary, position, verified.next_kv_len, verified.key_positions)
+            x = self._fuse(target, drafts[-1], feature)
+            for index, layer in enumerate(self.layers):
+                x, drafted[index] = layer.draft(x, at, caches[index], drafted[index])
+            feature = self._out(x)
+            drafts.append(target.logits(feature).argmax(dim=-1))
+        return torch.cat(drafts, dim=1), flatten(caches)
+
+    def _fuse(self, target: DecoderTarget, tokens: Tensor, feature: Tensor) -> Tensor:
+        return self.fc(torch.cat((target.embed(tokens), feature), dim=-1))
+
+    def _out(self, x: Tensor) -> Tensor:
+        return x if self.norm is None else self.norm(x)
+
+
+def load_drafter(
+    target: DecoderTarget, draft: Checkpoint, num_draft_tokens: int, config: SpeculativeConfig
+) -> EagleDrafter:
+    """The head with its weights; embedding and lm_head are the target's.
+
+    Raises CheckpointError for missing, unexpected or wrongly shaped tensors, or another hidden size.
+    """
+    raw: Mapping[str, Any] = draft.config.get("model") or draft.config
+    renamed = RenamedCheckpoint(draft)
+    shape = DecoderConfig.read({"vocab_size": target.config.vocabulary, **raw})
+    shape = replace(shape, attention_bias="layers.0.self_attn.q_proj.bias" in renamed)
+    if shape.hidden != target.config.hidden:
+        raise CheckpointError(
+            f"draft '{draft.name}' has hidden size {shape.hidden} and the target {target.config.hidden}: "
+            "an EAGLE head needs the target's hidden size"
+        )
+    drafter = EagleDrafter(
+        shape,
+        capacity=target.capacity,
+        num_draft_tokens=num_draft_tokens,
+        fc_bias="fc.bias" in renamed,
+        first_input_norm="layers.0.input_layernorm.weight" in renamed,
+        last_norm=bool(raw.get("use_last_layernorm", False)),
+    )
+    load_parameters(drafter, renamed, _sources(drafter), ignored=_is_copy)
+    return drafter
+
+
+def _sources(drafter: EagleDrafter) -> dict[str, Source]:
+    sources = {f"fc.{part}": one(f"fc.{part}") for part, _ in drafter.fc.named_parameters()}
+    for index, layer in enumerate(drafter.layers):
+        name = f"layers.{index}"
+        sources |= layer_sources(name, name, drafter.config, input_norm=layer.input_norm is not None)
+    if drafter.norm is not None:
+        sources["norm.weight"] = one("norm.weight")
+    return sources
+
+
+def _is_copy(name: str) -> bool:
+    """Copies of the target's own tensors, and what the module computes (checkpoints.md §2.4, §7.5)."""
+    return name in ("embed_tokens.weight", "lm_head.weight", "norm.weight") or name.endswith("inv_freq")

@@ -1,0 +1,122 @@
+"""Why a draft does not belong to a target, from config and tensor shapes alone; imports no torch.
+
+What needs the tensors' values (a d2t that points past the vocabulary) is checked when they are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from graphspec.architecture import Facts
+from graphspec.detection import (
+    architecture_name,
+    draft_body,
+    number,
+    plain_names,
+    tap_ids,
+    target_body,
+    verifier_architecture,
+)
+
+
+def eagle_misfits(target: Facts, draft: Facts) -> Sequence[str]:
+    """An EAGLE-1/2 head reads [embedding, feature] and shares the target's embedding and output head."""
+    shapes = plain_names(draft)
+    problems = [*_other_verifier(target, draft), *_other_hidden(target, draft), *_other_vocabulary(target, draft)]
+    hidden = number(target_body(target.config), "hidden_size")
+    fc = shapes.get("fc.weight")
+    if fc is None:
+        problems.append("it has no fc.weight")
+    elif hidden and fc != (hidden, 2 * hidden):
+        problems.append(f"its fc.weight is {list(fc)} and an EAGLE-1/2 head needs {[hidden, 2 * hidden]}")
+    if signs := [name for name in shapes if name == "d2t" or name.startswith("midlayer.")]:
+        problems.append(f"it calls itself EAGLE-1/2 and holds {signs[0]}, which only EAGLE-3 heads have")
+    return problems
+
+
+def eagle3_misfits(target: Facts, draft: Facts) -> Sequence[str]:
+    """An EAGLE-3 head reads several target layers and may have its own, smaller vocabulary."""
+    shapes = plain_names(draft)
+    problems = [*_other_verifier(target, draft), *_wrong_taps(target, draft), *_other_vocabulary(target, draft)]
+    problems += _wrong_draft_vocabulary(target, draft)
+    if "embed_tokens.weight" not in shapes or "lm_head.weight" not in shapes:
+        problems += _other_hidden(target, draft)
+    stated = number(draft.config, "target_hidden_size")
+    hidden = number(target_body(target.config), "hidden_size")
+    if stated and hidden and stated != hidden:
+        problems.append(f"it was trained for hidden size {stated} and the target's is {hidden}")
+    return problems
+
+
+def standalone_misfits(target: Facts, draft: Facts) -> Sequence[str]:
+    """A draft language model proposes token ids: it needs the target's vocabulary."""
+    return list(_other_vocabulary(target, draft))
+
+
+def _other_verifier(target: Facts, draft: Facts) -> Iterator[str]:
+    verifier, named = verifier_architecture(draft), architecture_name(target.config)
+    if verifier and named and verifier != named:
+        yield f"it was trained for a {verifier} and the target is a {named}"
+
+
+def _other_hidden(target: Facts, draft: Facts) -> Iterator[str]:
+    ours = number(draft_body(draft.config), "hidden_size")
+    theirs = number(target_body(target.config), "hidden_size")
+    if ours and theirs and ours != theirs:
+        yield (
+            f"its hidden size is {ours} and the target's is {theirs}, "
+            "and it shares the target's embedding or output head"
+        )
+
+
+def _other_vocabulary(target: Facts, draft: Facts) -> Iterator[str]:
+    ours = number(draft_body(draft.config), "vocab_size")
+    theirs = number(target_body(target.config), "vocab_size")
+    pruned = {number(draft.config, "draft_vocab_size"), _rows(draft, "d2t")}
+    # Some pruned heads write their own size into vocab_size; d2t then leads back to the target's.
+    if ours and theirs and ours != theirs and ours not in pruned:
+        yield f"its vocabulary has {ours} tokens and the target's {theirs}"
+
+
+def _wrong_draft_vocabulary(target: Facts, draft: Facts) -> Iterator[str]:
+    vocabulary = number(target_body(target.config), "vocab_size")
+    mapped, head = _rows(draft, "d2t"), _rows(draft, "lm_head.weight")
+    stated = number(draft.config, "draft_vocab_size")
+    size = stated or mapped or head
+    if not vocabulary or not size:
+        return
+    if size > vocabulary:
+        yield f"its draft vocabulary has {size} tokens, more than the target's {vocabulary}"
+    if size < vocabulary and mapped is None:
+        yield f"its draft vocabulary has {size} of the target's {vocabulary} tokens and no d2t that maps them"
+    if size < vocabulary and head is None:
+        yield f"its draft vocabulary has {size} tokens and no lm_head of its own"
+    for name, rows in (("d2t", mapped), ("lm_head.weight", head)):
+        if rows is not None and rows != size:
+            yield f"its draft vocabulary has {size} tokens and its {name} {rows} rows"
+
+
+def _wrong_taps(target: Facts, draft: Facts) -> Iterator[str]:
+    fc = plain_names(draft).get("fc.weight")
+    hidden = number(target_body(target.config), "hidden_size")
+    layers = number(target_body(target.config), "num_hidden_layers")
+    if fc is None or len(fc) != 2:
+        yield "it has no fc.weight that joins target layers"
+        return
+    if not hidden or not layers:
+        return
+    if fc[1] % hidden:
+        yield f"its fc reads {fc[1]} values, which is no multiple of the target's hidden size {hidden}"
+        return
+    count, ids = fc[1] // hidden, tap_ids(draft.config)
+    if ids is None and count != 3:
+        yield f"its fc reads {count} target layers and its config does not say which"
+    if ids is not None and len(ids) != count:
+        yield f"its fc reads {count} target layers and its config names {len(ids)}"
+    if wrong := [tap for tap in ids or () if not (isinstance(tap, int) and 0 <= tap <= layers)]:
+        yield f"it reads target layers {wrong} and the target has {layers}"
+
+
+def _rows(draft: Facts, name: str) -> int | None:
+    shape = plain_names(draft).get(name)
+    return shape[0] if shape else None

@@ -1,0 +1,103 @@
+"""A decoder-only target, as the fused step and the drafters see it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from . import ops
+from .blocks.decoder import (
+    DecoderConfig,
+    DecoderLayer,
+    DecoderLayers,
+    Embedding,
+    LayerCache,
+    Linear,
+    Norm,
+    Window,
+)
+from .blocks.rope import RotaryTable
+from .state import StateSpec, cache_specs
+
+
+class Hidden(NamedTuple):
+    """What a pass over the target leaves for the accept rule and the drafter."""
+
+    final: Tensor
+    """[B, T, H]: output of the last norm."""
+    taps: Tensor | None
+    """[B, T, m · H]: raw hidden states entering the tapped layers, concatenated (checkpoints.md §0.1, IN)."""
+
+
+class DecoderTarget(nn.Module):
+    """Embedding, decoder layers, norm, head: Llama 3 and Qwen3, and any draft LM of these families."""
+
+    def __init__(self, config: DecoderConfig, *, capacity: int) -> None:
+        super().__init__()
+        self.config, self.capacity = config, capacity
+        self.embedding = Embedding(config.vocabulary, config.hidden)
+        self.layers = DecoderLayers(DecoderLayer(config) for _ in range(config.layers))
+        self.norm = Norm(config.hidden, config.eps)
+        self.head = None if config.tied else Linear(config.hidden, config.vocabulary)
+        self.rotary = RotaryTable(config.rope, capacity)
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """Keys and values of every layer."""
+        return cache_specs("target", self.config)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens i64[B, T] → [B, T, H]. Placeholders (-1) read row 0: nothing they lead to is committed."""
+        return self.embedding(tokens.clamp(min=0))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """final hidden states [B, R, H] → f32[B, R, V]."""
+        weight = self.embedding.weight if self.head is None else self.head.weight
+        return ops.linear(hidden, weight).float()
+
+    def window(self, start: Tensor, tokens: Tensor, key_positions: Tensor) -> Window:
+        """The window of tokens i64[B, T] at positions start[b] …, each seeing key_positions i64[L] up to its own."""
+        return window(self.rotary, start, tokens.shape[1], key_positions)
+
+    def forward(
+        self, tokens: Tensor, window: Window, caches: list[LayerCache], taps: tuple[int, ...] = ()
+    ) -> tuple[Hidden, list[LayerCache]]:
+        """tokens i64[B, T] → hidden states of every token, and the caches with them written."""
+        x, entering, updated = self.embed(tokens), [], []
+        for layer, cache in zip(self.layers, caches, strict=True):
+            entering.append(x)
+            x, cache = layer(x, window, cache)
+            updated.append(cache)
+        entering.append(x)
+        tapped = torch.cat([entering[tap] for tap in taps], dim=-1) if taps else None
+        return Hidden(self.norm(x), tapped), updated
+
+    def draft(
+        self, token: Tensor, window: Window, caches: list[LayerCache], drafted: list[LayerCache] | None
+    ) -> tuple[Tensor, list[LayerCache]]:
+        """One token i64[B, 1] as a draft LM runs it → final hidden [B, 1, H]; the caches stay as they are."""
+        x, grown = self.embed(token), []
+        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            x, new = layer.draft(x, window, cache, drafted[index] if drafted else None)
+            grown.append(new)
+        return self.norm(x), grown
+
+
+def window(rotary: RotaryTable, start: Tensor, length: int, key_positions: Tensor) -> Window:
+    """A causal window of `length` tokens from start[b]."""
+    positions = start.unsqueeze(1) + torch.arange(length)
+    cos, sin = rotary(positions)
+    return Window(start, cos, sin, visible(key_positions, positions))
+
+
+def draft_window(rotary: RotaryTable, position: Tensor, cached: Tensor, key_positions: Tensor) -> Window:
+    """One drafted token at position i64[B] that sees the first cached i64[B] positions."""
+    cos, sin = rotary(position.unsqueeze(1))
+    return Window(position, cos, sin, visible(key_positions, (cached - 1).unsqueeze(1)))
+
+
+def visible(key_positions: Tensor, last: Tensor) -> Tensor:
+    """f32[B, T, L]: 0 where key_positions[l] ≤ last[b, t], else -inf."""
+    return torch.where(key_positions <= last.unsqueeze(2), 0.0, float("-inf"))

@@ -1,0 +1,53 @@
+"""Checkpoint tensors → module parameters, checked both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from graphspec.checkpoints import Checkpoint, check_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a parameter comes from: checkpoint tensors stacked along their first dimension."""
+
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+    """First dimension of each."""
+
+
+def one(name: str) -> Source:
+    """A parameter that is one checkpoint tensor."""
+    return Source((name,), ())
+
+
+def load_parameters(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    sources: Mapping[str, Source],
+    *,
+    ignored: Callable[[str], bool] = lambda _: False,
+) -> None:
+    """Fills every parameter of `module` that `sources` names, in float32.
+
+    Raises CheckpointError naming every missing, unexpected (unless ignored) or wrongly shaped tensor, or the first
+    that holds a value that is not finite.
+    """
+    parameters = dict(module.named_parameters())
+    unnamed = parameters.keys() ^ sources.keys()
+    assert not unnamed, f"parameters and sources differ: {sorted(unnamed)}"
+    expected = {
+        name: (rows, *parameters[parameter].shape[1:]) if source.rows else tuple(parameters[parameter].shape)
+        for parameter, source in sources.items()
+        for name, rows in zip(source.names, source.rows or (0,), strict=True)
+    }
+    check_tensors(checkpoint, expected, ignored)
+    for parameter, source in sources.items():
+        tensors = [tensor.float() for _, tensor in checkpoint.load(source.names)]
+        value = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        owner, _, attribute = parameter.rpartition(".")
+        setattr(module.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))

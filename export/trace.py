@@ -1,0 +1,114 @@
+"""From the fused step to a graph: torch.export, then ONNX with the operators of dialect.py."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from graphspec.architectures.state import StateSpec
+from graphspec.architectures.step import FusedStep, StepInputs, StepOutputs
+
+from .dialect import translations
+
+OPSET = 24
+
+# Distinct sizes, none of them 0 or 1: torch.export would take equal ones for the same dimension.
+_SIZES = {"batch": 2, "tokens": 5, "verified": 3, "visible": 17, "capacity": 29}
+
+_INPUT_DIMS: dict[str, tuple[str | int, ...]] = {
+    "tokens": ("batch", "tokens"),
+    "kv_len": ("batch",),
+    "n_tokens": ("batch",),
+    "n_known": ("batch",),
+    "next_token": ("batch",),
+    "verify_offsets": ("verified",),
+    "key_positions": ("visible",),
+    "temperature": ("batch",),
+    "top_k": ("batch",),
+    "top_p": ("batch",),
+    "min_p": ("batch",),
+    "uniform": ("batch", "capacity", 1),
+}
+_FLOATS = frozenset({"temperature", "top_p", "min_p", "uniform"})
+
+
+def trace(step: FusedStep) -> ir.Model:
+    """One graph, dynamic in batch, tokens, verified positions, visible positions and capacity.
+
+    Inputs and outputs are named as StepInputs, StepOutputs and the states; an updated state is called
+    `<state>.next`. Weights stay where they are: the graph refers to the module's tensors.
+    """
+    step.eval()
+    example = StepInputs(*(_example(name, dims) for name, dims in _INPUT_DIMS.items()))
+    states = [_zeros(spec) for spec in step.states]
+    dynamic = (
+        StepInputs(*(_dynamic(dims) for dims in _INPUT_DIMS.values())),
+        [_dynamic(spec.shape) for spec in step.states],
+    )
+    with torch.no_grad(), warnings.catch_warnings(), _quiet():
+        warnings.simplefilter("ignore")  # about torch's own internals
+        program = torch.export.export(step, (example, states), dynamic_shapes=dynamic, strict=False)
+        exported = torch.onnx.export(
+            program,
+            (),
+            dynamo=True,
+            opset_version=OPSET,
+            custom_translation_table=dict(translations()),
+            optimize=False,
+            verbose=False,
+        )
+    assert exported is not None
+    model = exported.model
+    _name_interface(model.graph, step.states)
+    return model
+
+
+def _example(name: str, dims: Sequence[str | int]) -> Tensor:
+    shape = [_SIZES.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
+    return torch.zeros(shape, dtype=torch.float32 if name in _FLOATS else torch.int64)
+
+
+def _zeros(spec: StateSpec) -> Tensor:
+    shape = [_SIZES[dim] if isinstance(dim, str) else dim for dim in spec.shape]
+    return torch.zeros(shape, dtype=getattr(torch, spec.dtype))
+
+
+def _dynamic(dims: Sequence[str | int]) -> dict[int, object]:
+    return {axis: torch.export.Dim.DYNAMIC for axis, dim in enumerate(dims) if isinstance(dim, str)}
+
+
+def _name_interface(graph: ir.Graph, states: Sequence[StateSpec]) -> None:
+    """Names inputs and outputs, and their dimensions, after what they are."""
+    dims = [*_INPUT_DIMS.items(), *((spec.name, spec.shape) for spec in states)]
+    for value, (name, shape) in zip(graph.inputs, dims, strict=True):
+        value.name = name
+        value.shape = ir.Shape(list(shape))
+    outputs = StepOutputs._fields[:-1]
+    named: list[tuple[str, tuple[str | int, ...]]] = [
+        ("accepted", ("batch",)),
+        ("committed", ("batch", "verified")),
+        ("next_tokens", ("batch", "drafts")),
+        ("next_kv_len", ("batch",)),
+    ]
+    assert tuple(name for name, _ in named) == outputs
+    named += [(f"{spec.name}.next", spec.shape) for spec in states]
+    for value, (name, shape) in zip(graph.outputs, named, strict=True):
+        value.name = name
+        value.shape = ir.Shape(list(shape))
+
+
+class _quiet:  # noqa: N801 - a context manager, used like contextlib's
+    """torch.onnx logs at warning level what is no concern of the user's (torchvision is missing)."""
+
+    def __enter__(self) -> None:
+        self._logger = logging.getLogger("torch.onnx")
+        self._level = self._logger.level
+        self._logger.setLevel(logging.ERROR)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.setLevel(self._level)
