@@ -5,7 +5,7 @@ Declarations are data plus lazy functions: importing them imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +21,11 @@ Capability = Literal[
     "zero_draft_rows",
     "mixed_batches",
     "tree",
+    "width_schedule",
+    "adaptive_widths",
+    "synthetic_acceptance",
+    "replica_draft_head",
+    "replica_draft_probs",
 ]
 
 
@@ -43,7 +48,11 @@ class TargetKind:
     matches: Callable[[Facts], bool]
     """Whether a checkpoint is a target of this kind."""
     load: Callable[..., Any]
-    """`load(checkpoint) -> architectures target module` with weights; imports torch when called."""
+    """`load(checkpoint, capacity=…) -> target module` with weights; imports torch when called."""
+
+
+def _none(_target: Facts, _draft: Facts) -> Sequence[str]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +73,8 @@ class DrafterKind:
     """K when neither the user nor the draft checkpoint names one."""
     load: Callable[..., Any]
     """`load(target_module, draft_checkpoint | None, num_draft_tokens, config) -> drafter module`."""
+    misfits: Callable[[Facts, Facts], Sequence[str]] = _none
+    """`misfits(target, draft)`: why a draft of this kind does not belong to the target, a sentence each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
