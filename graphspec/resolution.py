@@ -1,0 +1,171 @@
+"""From a target and a draft checkpoint to one named architecture, or an error that says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphspec.architecture import Architecture, Facts, Resolution
+from graphspec.checkpoints import Checkpoint
+from graphspec.detection import (
+    DRAFT_LABELS,
+    TARGET_FAMILIES,
+    classify_draft,
+    classify_target,
+    describe,
+    has_mtp,
+    looks_like_draft,
+    mapping,
+    number,
+)
+from graphspec.errors import ResolutionError
+from graphspec.registry import find, target_kind
+from graphspec.speculative_config import SpeculativeConfig
+
+
+def resolve(
+    target: Checkpoint,
+    draft: Checkpoint | None,
+    method: str | None,
+    arch: str | None,
+    architectures: Sequence[Architecture],
+) -> Resolution:
+    """The one architecture of `architectures` that serves the pair.
+
+    The draft decides, within what `method` (--speculative-method) and `arch` (--arch) allow; without a draft
+    and a method, the target's own MTP layers or else prompt lookup. Raises ResolutionError, never falls back.
+    """
+    asked = _Asked(target=target, draft=draft, method=method, arch=arch)
+    considered = (find(arch, architectures),) if arch else tuple(architectures)
+    fitting = [architecture for architecture in considered if _serves(architecture, asked)]
+    if len(fitting) != 1:
+        raise ResolutionError(_no_single_match(asked, considered, fitting, architectures))
+    (architecture,) = fitting
+    _check_pair(architecture, asked, architectures)
+    return Resolution(architecture=architecture, target=target, draft=draft)
+
+
+def default_num_draft_tokens(resolution: Resolution) -> int:
+    """K when the user names none: what a speculators draft proposes, else the drafter's default."""
+    draft = resolution.draft
+    speculators = mapping(draft.config.get("speculators_config")) if draft else {}
+    methods = speculators.get("proposal_methods")
+    for proposal in methods if isinstance(methods, list) else ():
+        count = number(mapping(proposal), "speculative_tokens")
+        if count is not None and count >= 1:
+            return count
+    return resolution.architecture.drafter.default_num_speculative_tokens
+
+
+def complete_config(config: SpeculativeConfig, resolution: Resolution) -> SpeculativeConfig:
+    """The config with its method and K filled in from what the pair resolved to. Raises ConfigError."""
+    values = config.model_dump()
+    if config.speculative_method is None:
+        values["speculative_method"] = resolution.architecture.methods[0]
+    if not config.names_draft_width:
+        values["num_speculative_tokens"] = default_num_draft_tokens(resolution)
+    return SpeculativeConfig.parse(values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What the user gave."""
+
+    target: Checkpoint
+    draft: Checkpoint | None
+    method: str | None
+    arch: str | None
+
+    @property
+    def target_facts(self) -> Facts:
+        return Facts(config=self.target.config, tensors=self.target.tensors)
+
+    @property
+    def draft_facts(self) -> Facts | None:
+        return Facts(config=self.draft.config, tensors=self.draft.tensors) if self.draft is not None else None
+
+    @property
+    def draft_kind(self) -> str | None:
+        """What detection calls the draft, or how the target proposes without one."""
+        if self.draft_facts is None:
+            return "mtp" if has_mtp(self.target_facts) else "ngram"
+        return classify_draft(self.target_facts, self.draft_facts)
+
+    def __str__(self) -> str:
+        family = classify_target(self.target_facts)
+        label = f": recognised as {TARGET_FAMILIES[family].label}" if family else ""
+        return f"target '{self.target.name}' ({describe(self.target_facts)}{label}) {self._said_of_draft()}" + (
+            f" and --speculative-method {self.method}" if self.method else ""
+        )
+
+    def _said_of_draft(self) -> str:
+        if self.draft is None or self.draft_facts is None:
+            return "without a draft"
+        label = DRAFT_LABELS.get(self.draft_kind or "")
+        seen = f"recognised as {label}" if label else "not recognised as any kind of draft"
+        return f"with draft '{self.draft.name}' ({describe(self.draft_facts)}: {seen})"
+
+
+def _serves(architecture: Architecture, asked: _Asked) -> bool:
+    drafter = architecture.drafter
+    if not architecture.target.matches(asked.target_facts):
+        return False
+    if asked.method is not None and asked.method not in architecture.methods:
+        return False
+    if asked.draft_facts is None:
+        return not drafter.draft_checkpoint and (asked.method is not None or drafter.name == asked.draft_kind)
+    return drafter.draft_checkpoint and drafter.matches(asked.target_facts, asked.draft_facts)
+
+
+def _check_pair(architecture: Architecture, asked: _Asked, architectures: Sequence[Architecture]) -> None:
+    if asked.draft is None or asked.draft_facts is None:
+        return
+    if problems := architecture.drafter.misfits(asked.target_facts, asked.draft_facts):
+        raise ResolutionError(
+            f"draft '{asked.draft.name}' does not belong to target '{asked.target.name}' "
+            f"as {architecture.name}: {'; '.join(problems)}"
+        )
+    if architecture.drafter.name == "standalone":
+        target_kind(asked.draft, architectures)  # it is loaded as a target of its own
+
+
+def _no_single_match(
+    asked: _Asked,
+    considered: Sequence[Architecture],
+    fitting: Sequence[Architecture],
+    architectures: Sequence[Architecture],
+) -> str:
+    if fitting:
+        names = ", ".join(a.name for a in fitting)
+        return f"{asked} fits {len(fitting)} architectures: {names}; choose one with --arch"
+    same_target = [a for a in architectures if a.target.matches(asked.target_facts)]
+    if not same_target:
+        targets = ", ".join(sorted({a.target.name for a in architectures})) or "none"
+        is_draft = looks_like_draft(asked.target_facts)
+        hint = "; it looks like a draft: give it as --draft-model-path" if is_draft else ""
+        return f"no registered architecture serves {asked}; registered targets: {targets}{hint}"
+    candidates = "; ".join(f"{a.name} ({_answers_to(a)})" for a in same_target)
+    subject = f"{asked.arch} does not serve" if asked.arch else "no registered architecture serves"
+    hint = _hint(asked, considered if asked.arch else same_target)
+    return f"{subject} {asked}{hint}; registered for this target: {candidates}"
+
+
+def _hint(asked: _Asked, candidates: Sequence[Architecture]) -> str:
+    """What to change, where one change is the likely one."""
+    if asked.draft is None and asked.method is None and asked.draft_kind == "mtp":
+        return "; it has MTP layers that none of them runs: name another --speculative-method"
+    possible = [
+        a
+        for a in candidates
+        if a.target.matches(asked.target_facts) and (asked.method is None or asked.method in a.methods)
+    ]
+    if possible and asked.draft is None and all(a.drafter.draft_checkpoint for a in possible):
+        return "; give the draft with --draft-model-path"
+    if possible and asked.draft is not None and not any(a.drafter.draft_checkpoint for a in possible):
+        return "; it uses no draft checkpoint: drop --draft-model-path"
+    return ""
+
+
+def _answers_to(architecture: Architecture) -> str:
+    needs = "with a draft" if architecture.drafter.draft_checkpoint else "without a draft"
+    return f"{'/'.join(architecture.methods)}, {needs}"
