@@ -140,9 +140,7 @@ class SpeculativeConfig(BaseModel):
     def from_file(cls, path: Path | str, section: str | None = None) -> Self:
         """The config in a .json or .toml file, or in one section (table) of it. Raises ConfigError."""
         values = _read_mapping(Path(path))
-        where = f"{path}"
         if section is not None:
-            where = f"{path}, section {section!r}"
             inner = values.get(section)
             if not isinstance(inner, dict):
                 found = ", ".join(name for name, value in values.items() if isinstance(value, dict))
@@ -151,7 +149,7 @@ class SpeculativeConfig(BaseModel):
         try:
             return cls.parse(values)
         except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
+            raise ConfigError(f"{path}: {error}") from None
 
     @field_validator(*_BOUNDS)
     @classmethod
