@@ -36,9 +36,7 @@ from graphspec.verify_width import (
     whole_number,
 )
 
-SpeculativeMethod = Literal[
-    "eagle", "eagle3", "mtp", "dflash", "dflash2", "dspark", "standalone", "ngram", "medusa"
-]
+SpeculativeMethod = Literal["eagle", "eagle3", "mtp", "dflash", "dflash2", "dspark", "standalone", "ngram", "medusa"]
 METHODS: tuple[str, ...] = get_args(SpeculativeMethod)
 BLOCK_METHODS = frozenset({"dflash", "dflash2", "dspark", "medusa"})
 """Methods whose draft proposes a block of tokens in one pass."""
@@ -72,8 +70,7 @@ def _schedule_from_text(value: object) -> object:
         return json.loads(value)
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"not valid JSON ({error}); write it as "
-            '[{"batch_start": 1, "batch_end": 8, "num_tokens": 3}, …]'
+            f'not valid JSON ({error}); write it as [{{"batch_start": 1, "batch_end": 8, "num_tokens": 3}}, …]'
         ) from None
 
 
@@ -319,10 +316,7 @@ def _settings_without_effect(config: SpeculativeConfig) -> list[str]:
 
 def _exclusive_settings(config: SpeculativeConfig) -> list[str]:
     problems = []
-    if (
-        config.adaptive_speculative_widths is not None
-        and config.num_speculative_tokens_per_batch_size is not None
-    ):
+    if config.adaptive_speculative_widths is not None and config.num_speculative_tokens_per_batch_size is not None:
         problems.append(
             "adaptive_speculative_widths and num_speculative_tokens_per_batch_size both choose "
             "the verify width; set only one"
@@ -384,9 +378,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     readers: dict[str, Callable[[str], object]] = {".json": json.loads, ".toml": tomllib.loads}
     read = readers.get(path.suffix.lower())
     if read is None:
-        raise ConfigError(
-            f"{path}: a config file is .json or .toml, not {path.suffix or 'without a suffix'!r}"
-        )
+        raise ConfigError(f"{path}: a config file is .json or .toml, not {path.suffix or 'without a suffix'!r}")
     try:
         values = read(path.read_text(encoding="utf-8"))
     except OSError as error:
