@@ -1,0 +1,84 @@
+"""What happens to a traced graph, in order, for each backend.
+
+Each pass changes a graph in place and keeps what it computes; `--dump-passes` writes the graph after every one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+from onnxscript import optimizer
+
+from .fusion import fuse_residual_norms
+from .linear import Encoding, WeightSign
+from .onnxruntime_lowering import lower
+
+OnPass = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A named change of a graph."""
+
+    name: str
+    run: Callable[[ir.Model], object]
+
+
+def fold_constants(model: ir.Model) -> None:
+    """Computes what does not depend on inputs; weights are left alone."""
+    # Its shape inference would drop the types of operators that ONNX does not know.
+    optimizer.optimize_ir(model, onnx_shape_inference=False, input_size_limit=1024, output_size_limit=4096)
+
+
+def remove_unused(model: ir.Model) -> None:
+    """Drops nodes and initializers that nothing reads."""
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+
+
+def share_subexpressions(model: ir.Model) -> None:
+    """Computes equal expressions once."""
+    ir.passes.common.CommonSubexpressionEliminationPass()(model)
+
+
+PORTABLE = (
+    Pass("fold_constants", fold_constants),
+    Pass("share_subexpressions", share_subexpressions),
+    Pass("remove_unused", remove_unused),
+)
+"""What every backend starts from."""
+
+
+def onnxruntime(encoding: Encoding, weight_sign: WeightSign) -> tuple[Pass, ...]:
+    """From the portable graph to one that ONNX Runtime's CPU provider runs."""
+    return (
+        Pass("lower", lambda model: lower(model, encoding, weight_sign)),
+        Pass("share_lowered", share_subexpressions),
+        Pass("fuse_residual_norms", fuse_residual_norms),
+        Pass("remove_unused", remove_unused),
+    )
+
+
+def run_passes(
+    model: ir.Model, passes: Sequence[Pass], *, on_pass: OnPass, dump: Path | None = None, start: int = 0
+) -> None:
+    """Runs the passes in order; with `dump`, writes NN_name.onnx (without weights) after each."""
+    for number, step in enumerate(passes, start=start):
+        on_pass(step.name)
+        step.run(model)
+        if dump is not None:
+            dump.mkdir(parents=True, exist_ok=True)
+            write_without_weights(model, dump / f"{number:02}_{step.name}.onnx")
+
+
+def write_without_weights(model: ir.Model, path: Path) -> None:
+    """Writes the graph for people to look at: large initializers become inputs of the same name."""
+    clone = model.clone()
+    for name, value in list(clone.graph.initializers.items()):
+        if value.const_value is not None and value.const_value.nbytes > 4096:
+            del clone.graph.initializers[name]
+            value.const_value = None
+            clone.graph.inputs.append(value)
+    ir.save(clone, path)

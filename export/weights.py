@@ -1,0 +1,71 @@
+"""Weights of a lowered graph: made one at a time when they are written, never copied through passes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+_SAFETENSORS_TYPES = {"float32": "F32", "int64": "I64", "int8": "I8", "uint8": "U8", "float16": "F16", "bool": "BOOL"}
+
+
+def derived(
+    source: ir.TensorProtocol, make: Callable[[Array], Array], shape: tuple[int, ...], dtype: ir.DataType, name: str
+) -> ir.LazyTensor:
+    """A weight computed from another when it is needed."""
+    return ir.LazyTensor(
+        lambda: ir.tensor(make(source.numpy())), dtype=dtype, shape=ir.Shape(shape), name=name, cache=False
+    )
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, ir.TensorProtocol]) -> dict[str, tuple[int, int]]:
+    """Writes the tensors, one in memory at a time → offset in the file and length in bytes of each.
+
+    Tensors whose size is a multiple of 64 come first, so that every one of them starts on a multiple of 64: a
+    mapped file is then aligned for vector loads.
+    """
+    ordered = sorted(tensors, key=lambda name: (tensors[name].nbytes % 64 != 0, name))
+    header, position = {}, 0
+    for name in ordered:
+        tensor = tensors[name]
+        end = position + tensor.nbytes
+        kind = _SAFETENSORS_TYPES[tensor.dtype.numpy().name]
+        header[name] = {"dtype": kind, "shape": list(map(int, tensor.shape)), "data_offsets": [position, end]}
+        position = end
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-(8 + len(encoded)) % 64)
+    start = 8 + len(encoded)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(encoded)))
+        file.write(encoded)
+        for name in ordered:
+            file.write(np.ascontiguousarray(tensors[name].numpy()).tobytes())
+    offsets = {name: entry["data_offsets"] for name, entry in header.items()}
+    return {name: (start + begin, end - begin) for name, (begin, end) in offsets.items()}
+
+
+def externalise(model: ir.Model, path: Path, location: str, *, smallest: int = 1024) -> None:
+    """Moves every initializer of at least `smallest` bytes to a safetensors file that the graph refers to.
+
+    `location` is the path of the file as the graph's own directory sees it.
+    """
+    graph = model.graph
+    large = {
+        name: value.const_value
+        for name, value in graph.initializers.items()
+        if value.const_value is not None and value.const_value.nbytes >= smallest
+    }
+    places = write_safetensors(path, large)
+    for name, (offset, length) in places.items():
+        tensor = large[name]
+        graph.initializers[name].const_value = ir.ExternalTensor(
+            location, offset, length, tensor.dtype, shape=ir.Shape(tensor.shape), name=name, base_dir=path.parent
+        )

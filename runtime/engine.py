@@ -1,0 +1,86 @@
+"""What a backend offers the scheduler: rows with state on a device, and steps over them.
+
+    row state on the device: pending token + K drafts, cache length, sampling, uniform table, caches
+    launch(rows, width) ─▶ Pending ─ result() ─▶ accepted, committed
+
+A step starts from what the step before left on the device, so the next one can be launched before this one's
+result is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .sampling import SamplingParams
+
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Prompt tokens for one row."""
+
+    slot: int
+    tokens: tuple[int, ...]
+    next_token: int = NO_TOKEN
+    """The prompt token after them, or NO_TOKEN: they end the prompt, commit the target's token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one launch did, in the order of its slots."""
+
+    slots: tuple[int, ...]
+    accepted: NDArray[np.int64]
+    """i64[n]: drafts accepted."""
+    committed: NDArray[np.int64]
+    """i64[n, W+1]: accepted drafts, the target's own token, then -1."""
+
+    def tokens(self, index: int) -> list[int]:
+        """What row `index` committed."""
+        return [int(token) for token in self.committed[index, : self.accepted[index] + 1]]
+
+
+class Pending(Protocol):
+    """A launched step."""
+
+    def result(self) -> StepResult:
+        """Waits for it. Raises what the step raised."""
+        ...
+
+
+class Engine(Protocol):
+    """One loaded bundle on one device. Calls are carried out in order."""
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def capacity(self) -> int:
+        """Positions in a row."""
+        ...
+
+    def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32]) -> None:
+        """Gives the slot to a new request: empty caches, its sampling, its table f32[capacity, 1]."""
+        ...
+
+    def prefill(self, chunk: Chunk) -> Pending:
+        """Runs prompt tokens of one row."""
+        ...
+
+    def step(self, slots: Sequence[int], width: int) -> Pending:
+        """Verifies `width` drafts in each of the rows and drafts anew."""
+        ...
+
+    def drafts(self, slot: int) -> NDArray[np.int64]:
+        """The row's pending token and K drafts, i64[K+1]: for tests and tools; waits for what was launched."""
+        ...
+
+    def close(self) -> None:
+        """Releases the device."""
+        ...

@@ -1,0 +1,232 @@
+"""Text from a bundle, without a server: `graphspec.load(bundle).generate(...)`.
+
+Prompts share the engine's slots: as one request ends, the next takes its row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from graphspec.bundle import Bundle, open_bundle
+from graphspec.errors import RequestError
+from graphspec.manifest import Manifest
+
+from .acceptance import AcceptanceStatistics
+from .chat import render_chat
+from .engine import NO_TOKEN, Chunk, Engine, StepResult
+from .onnxruntime_engine import OnnxRuntimeEngine, host
+from .sampling import SamplingParams, fresh_seed, uniform_table
+from .stops import FinishReason, StopRules, StopTracker
+from .text import IncrementalDetokenizer, Tokenizer
+
+PREFILL_CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """The answer to one prompt."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    """Generated tokens, an ending EOS or stop token included."""
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    seed: int
+    acceptance: AcceptanceStatistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What one step added to one answer; the last piece of an answer carries it whole."""
+
+    index: int
+    """Which prompt."""
+    text: str
+    token_ids: tuple[int, ...]
+    generation: Generation | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Request:
+    index: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    tracker: StopTracker
+    token_ids: list[int] = field(default_factory=list)
+    acceptance: AcceptanceStatistics = field(default_factory=AcceptanceStatistics)
+
+
+class LoadedBundle:
+    """A bundle ready to generate. Use as a context manager, or call `close`."""
+
+    def __init__(self, bundle: Bundle, engine: Engine, tokenizer: Tokenizer) -> None:
+        self._bundle, self._engine = bundle, engine
+        self.tokenizer = tokenizer
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the bundle was built from and for."""
+        return self._bundle.manifest
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Releases the engine."""
+        self._engine.close()
+
+    def generate(
+        self, prompts: str | Sequence[str | Sequence[int]], params: SamplingParams | None = None, **options: Any
+    ) -> list[Generation]:
+        """One answer for each prompt, a text or token ids; options as `stream`."""
+        generations: dict[int, Generation] = {}
+        for piece in self.stream(prompts, params, **options):
+            if piece.generation is not None:
+                generations[piece.index] = piece.generation
+        return [generations[index] for index in range(len(generations))]
+
+    def stream(
+        self,
+        prompts: str | Sequence[str | Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        width: int | None = None,
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> Iterator[Piece]:
+        """Pieces of the answers as steps commit them.
+
+        `params` holds for every prompt, or is one for each. `width`: drafts verified a step; None: the widest of
+        the bundle; 0: no speculation. Raises RequestError before anything is generated.
+        """
+        asked = [prompts] if isinstance(prompts, str) else list(prompts)
+        each = [params or SamplingParams()] * len(asked) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(asked):
+            raise RequestError(f"{len(asked)} prompts and {len(each)} sets of sampling parameters; give one or as many")
+        verified = self._checked_width(width)
+        if prefill_chunk < 1:
+            raise RequestError(f"prefill_chunk is {prefill_chunk}; it must be at least 1")
+        requests = [self._request(i, p, s) for i, (p, s) in enumerate(zip(asked, each, strict=True))]
+        return self._run(requests, verified, prefill_chunk)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt that the model's chat template makes of messages. Raises RequestError."""
+        tokenizer = self.tokenizer
+        return render_chat(
+            tokenizer.chat_template, messages, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; a chat prompt names its special tokens itself."""
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _checked_width(self, width: int | None) -> int:
+        widths = self.manifest.widths
+        if width is None:
+            return widths[-1]
+        if width not in widths:
+            known = ", ".join(map(str, widths))
+            raise RequestError(f"width {width} is not in this bundle; it was built for {known}")
+        return width
+
+    def _request(self, index: int, prompt: str | Sequence[int], params: SamplingParams) -> _Request:
+        ids = tuple(self.encode(prompt) if isinstance(prompt, str) else prompt)
+        limit, vocabulary = self.manifest.max_length, self.manifest.pair.target.vocab_size
+        if not ids:
+            raise RequestError("the prompt is empty: give at least one token")
+        if wrong := [token for token in ids if not 0 <= token < vocabulary]:
+            raise RequestError(f"the prompt holds token {wrong[0]}; the vocabulary has tokens 0 to {vocabulary - 1}")
+        if len(ids) >= limit:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens and the bundle holds {limit} for prompt and answer together; "
+                "shorten it, or build with a larger --max-length"
+            )
+        rules = StopRules.of(params, eos_token_ids=self.manifest.eos_token_ids, room=limit - len(ids))
+        detokenizer = IncrementalDetokenizer(self.tokenizer, prompt=ids)
+        return _Request(
+            index=index,
+            prompt=ids,
+            params=params,
+            seed=fresh_seed() if params.seed is None else params.seed,
+            tracker=StopTracker(rules, detokenizer),
+        )
+
+    def _run(self, requests: Sequence[_Request], width: int, prefill_chunk: int) -> Iterator[Piece]:
+        waiting, running = deque(requests), dict[int, _Request]()
+        while waiting or running:
+            free = [slot for slot in range(self._engine.num_slots) if slot not in running]
+            for slot in free[: len(waiting)]:
+                request = running[slot] = waiting.popleft()
+                if request.tracker.cut is None:
+                    result = self._prefill(slot, request, prefill_chunk)
+                    yield self._take(request, result.tokens(0))
+                else:  # max_new_tokens 0
+                    yield self._take(request, [])
+            self._release_finished(running)
+            if running:
+                result = self._engine.step(sorted(running), width).result()
+                yield from self._take_step(running, result, width)
+                self._release_finished(running)
+
+    def _prefill(self, slot: int, request: _Request, size: int) -> StepResult:
+        """Runs the whole prompt; the last chunk commits the first token."""
+        table = uniform_table(request.seed, self._engine.capacity)
+        self._engine.admit(slot, request.params, table)
+        prompt = request.prompt
+        for start in range(0, len(prompt), size):
+            after = start + size
+            following = prompt[after] if after < len(prompt) else NO_TOKEN
+            pending = self._engine.prefill(Chunk(slot=slot, tokens=prompt[start:after], next_token=following))
+        return pending.result()
+
+    def _take_step(self, running: Mapping[int, _Request], result: StepResult, width: int) -> Iterator[Piece]:
+        for row, slot in enumerate(result.slots):
+            request, tokens = running[slot], result.tokens(row)
+            before = len(request.token_ids)
+            piece = self._take(request, tokens)
+            if width:
+                kept = len(request.token_ids) - before
+                accepted = min(int(result.accepted[row]), kept)
+                request.acceptance.add(accepted, width, committed=kept)
+            yield piece
+
+    def _take(self, request: _Request, tokens: Sequence[int]) -> Piece:
+        cut = request.tracker.cut or request.tracker.push(tokens)
+        kept = tuple(tokens if cut is None else tokens[: cut.num_tokens])
+        request.token_ids += kept
+        text = request.tracker.take_text()
+        generation = None
+        if cut is not None:
+            generation = Generation(
+                text=request.tracker.text,
+                token_ids=tuple(request.token_ids),
+                finish_reason=cut.reason,
+                num_prompt_tokens=len(request.prompt),
+                seed=request.seed,
+                acceptance=request.acceptance,
+            )
+        return Piece(index=request.index, text=text, token_ids=kept, generation=generation)
+
+    def _release_finished(self, running: dict[int, _Request]) -> None:
+        for slot in [slot for slot, request in running.items() if request.tracker.cut is not None]:
+            del running[slot]
+
+
+def load(
+    bundle: str | Path, *, max_batch_size: int | None = None, num_threads: int | None = None, verify: bool = True
+) -> LoadedBundle:
+    """Opens a bundle: hashes and backend are checked before a byte reaches the backend. Raises BundleError."""
+    opened = open_bundle(Path(bundle), verify=verify, host=host())
+    tokenizer = Tokenizer.load(opened.root)
+    engine = OnnxRuntimeEngine(opened, num_slots=max_batch_size, num_threads=num_threads)
+    return LoadedBundle(opened, engine, tokenizer)

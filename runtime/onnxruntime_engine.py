@@ -1,0 +1,193 @@
+"""ONNX Runtime on a CPU: one graph, dynamic in batch, width, chunk and context, serves everything.
+
+The caches' first dimension is the slot table. A step runs the range of slots that holds its rows; rows between
+that are not stepped are computed and dropped: what is written beyond a row's length is overwritten later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from graphspec.bundle import Bundle, Host
+from graphspec.errors import BundleError
+from graphspec.manifest import Graph, Manifest
+
+from .engine import NO_TOKEN, Chunk, Pending, StepResult
+from .sampling import SamplingParams
+
+Array = NDArray[Any]
+
+_RESULTS = ("accepted", "committed", "next_tokens", "next_kv_len")
+_CONTEXT_STEP = 32
+"""Visible positions are rounded up to a multiple: fewer distinct shapes for the memory planner, equal bits."""
+
+
+class OnnxRuntimeEngine:
+    """Engine on ONNX Runtime's CPU provider; a worker thread is the device."""
+
+    def __init__(self, bundle: Bundle, *, num_slots: int | None = None, num_threads: int | None = None) -> None:
+        manifest = bundle.manifest
+        self.num_slots = num_slots or manifest.max_batch_size
+        self.capacity = manifest.capacity
+        self._width = manifest.num_draft_tokens
+        (self._graph,) = (graph for graph in manifest.graphs if graph.role == "any")
+        self._session = _session(bundle, self._graph, num_threads)
+        self._states = _zero_states(manifest, self.num_slots)
+        self._tokens = np.full((self.num_slots, self._width + 1), NO_TOKEN, np.int64)
+        self._kv_len = np.zeros(self.num_slots, np.int64)
+        self._sampling: dict[str, Array] = {
+            "temperature": np.zeros(self.num_slots, np.float32),
+            "top_k": np.zeros(self.num_slots, np.int64),
+            "top_p": np.ones(self.num_slots, np.float32),
+            "min_p": np.zeros(self.num_slots, np.float32),
+        }
+        self._uniform = np.zeros((self.num_slots, self.capacity, 1), np.float32)
+        self._bindings: dict[tuple[int, int], Any] = {}
+        self._device = ThreadPoolExecutor(1, thread_name_prefix="graphspec-engine")
+
+    def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32]) -> None:
+        """Queued behind what was launched before."""
+        self._device.submit(self._admit, slot, params, uniform)
+
+    def prefill(self, chunk: Chunk) -> Pending:
+        """Runs the chunk's tokens in one step of that one row."""
+        return self._device.submit(self._prefill, chunk)
+
+    def step(self, slots: Sequence[int], width: int) -> Pending:
+        """Verifies `width` drafts in each of the rows and drafts anew."""
+        return self._device.submit(self._step, tuple(slots), width)
+
+    def drafts(self, slot: int) -> NDArray[np.int64]:
+        """Waits for what was launched."""
+        future: Future[NDArray[np.int64]] = self._device.submit(lambda: self._tokens[slot].copy())
+        return future.result()
+
+    def close(self) -> None:
+        """Waits for what was launched, then ends the worker."""
+        self._device.shutdown()
+
+    def _admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32]) -> None:
+        self._tokens[slot] = NO_TOKEN
+        self._kv_len[slot] = 0
+        self._sampling["temperature"][slot] = 0.0 if params.greedy else params.temperature
+        self._sampling["top_k"][slot] = max(params.top_k, 0)
+        self._sampling["top_p"][slot] = params.top_p
+        self._sampling["min_p"][slot] = params.min_p
+        self._uniform[slot] = uniform
+
+    def _prefill(self, chunk: Chunk) -> StepResult:
+        length = len(chunk.tokens)
+        tokens = np.array([chunk.tokens], np.int64)
+        counts = {"n_tokens": length, "n_known": length, "next_token": chunk.next_token}
+        return self._run((chunk.slot,), tokens, width=0, counts=counts)
+
+    def _step(self, slots: tuple[int, ...], width: int) -> StepResult:
+        first, last = min(slots), max(slots)
+        tokens = self._tokens[first : last + 1, : width + 1]
+        counts = {"n_tokens": width + 1, "n_known": 1, "next_token": NO_TOKEN}
+        return self._run(slots, tokens, width=width, counts=counts)
+
+    def _run(self, slots: tuple[int, ...], tokens: Array, *, width: int, counts: dict[str, int]) -> StepResult:
+        rows = slice(min(slots), max(slots) + 1)
+        feeds: dict[str, Array] = {name: np.full(len(tokens), value, np.int64) for name, value in counts.items()}
+        feeds |= {name: values[rows] for name, values in self._sampling.items()}
+        feeds["tokens"] = np.ascontiguousarray(tokens)
+        feeds["kv_len"] = self._kv_len[rows].copy()
+        feeds["verify_offsets"] = np.arange(width + 1)
+        feeds["key_positions"] = np.arange(self._visible(rows, tokens.shape[1]))
+        binding = self._binding(rows)
+        for name, value in feeds.items():
+            binding.bind_cpu_input(name, value)
+        for name in _RESULTS:
+            binding.bind_output(name)
+        self._session.run_with_iobinding(binding)
+        accepted, committed, next_tokens, next_kv_len = (v.numpy() for v in binding.get_outputs()[: len(_RESULTS)])
+        inside = [slot - rows.start for slot in slots]
+        self._tokens[list(slots)] = next_tokens[inside]
+        self._kv_len[list(slots)] = next_kv_len[inside]
+        return StepResult(slots=slots, accepted=accepted[inside], committed=committed[inside])
+
+    def _visible(self, rows: slice, length: int) -> int:
+        needed = int(self._kv_len[rows].max()) + length + 1
+        return min(-(-needed // _CONTEXT_STEP) * _CONTEXT_STEP, self.capacity)
+
+    def _binding(self, rows: slice) -> Any:
+        """Caches and tables of a range of slots, bound once: the same memory as input and output."""
+        key = (rows.start, rows.stop)
+        if key not in self._bindings:
+            binding = self._session.io_binding()
+            for name in _RESULTS:  # first, so that get_outputs starts with them
+                binding.bind_output(name)
+            binding.bind_ortvalue_input("uniform", onnxruntime.OrtValue.ortvalue_from_numpy(self._uniform[rows]))
+            for (name, output), memory in self._states.items():
+                value = onnxruntime.OrtValue.ortvalue_from_numpy(memory[rows])
+                binding.bind_ortvalue_input(name, value)
+                binding.bind_ortvalue_output(output, value)
+            self._bindings[key] = binding
+        return self._bindings[key]
+
+
+def host() -> Host:
+    """This machine and its ONNX Runtime, as a bundle is checked against."""
+    import platform
+
+    machine = platform.machine()
+    return Host(
+        backend="onnxruntime",
+        version=onnxruntime.__version__,
+        # Whether products with int8 weights are exact here is asked of the CPU itself, once the bundle is open.
+        device_classes=frozenset({machine, f"{machine}-vnni"}),
+    )
+
+
+def _session(bundle: Bundle, graph: Graph, num_threads: int | None) -> Any:
+    _check_exact(bundle)
+    options = _options(num_threads)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.root))
+    model = bundle.path(graph.file).read_bytes()
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise BundleError(
+            f"ONNX Runtime {onnxruntime.__version__} cannot load {graph.file} of {bundle.root}: "
+            f"{' '.join(str(error).split())}; rebuild it with: {bundle.manifest.build_command}"
+        ) from error
+
+
+def _options(num_threads: int | None) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if num_threads:
+        options.intra_op_num_threads = num_threads
+    return options
+
+
+def _check_exact(bundle: Bundle) -> None:
+    """Products uint8 × int8 saturate on a CPU without VNNI: wrong text, and no error."""
+    if not bundle.manifest.backend.device_class.endswith("-vnni"):
+        return
+    probe = bundle.path("graphs/int8_probe.onnx").read_bytes()
+    session = onnxruntime.InferenceSession(probe, _options(1), providers=["CPUExecutionProvider"])
+    (product,) = session.run(None, {"rows": np.full((1, 64), 255, np.uint8)})
+    if not (product == 255 * 127 * 64).all():
+        raise BundleError(
+            f"{bundle.root} was built for CPUs with VNNI ({bundle.manifest.backend.device_class}), and this one "
+            f"rounds such products; rebuild it here with: {bundle.manifest.build_command}"
+        )
+
+
+def _zero_states(manifest: Manifest, num_slots: int) -> dict[tuple[str, str], Array]:
+    """Zeroed: what a row has not written is masked, and a masked NaN would still be a NaN."""
+    sizes = {"batch": num_slots, "capacity": manifest.capacity}
+    return {
+        (state.input, state.output): np.zeros(
+            [sizes[dim] if isinstance(dim, str) else dim for dim in state.shape], state.dtype
+        )
+        for state in manifest.states
+    }
