@@ -82,9 +82,7 @@ def uniform_table(seed: int, capacity: int, columns: int = 1) -> NDArray[np.floa
 
 
 def _check_number(name: str, value: object, low: float, high: float, *, above_low: bool = False) -> None:
-    allowed = (
-        f"a number {'above' if above_low else 'from'} {low:g} {'and up ' if above_low else ''}to {high:g}"
-    )
+    allowed = f"a number {'above' if above_low else 'from'} {low:g} {'and up ' if above_low else ''}to {high:g}"
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise RequestError(f"{name} is {value!r}: it must be {allowed}")
     # NaN fails every comparison, so it is refused here too.

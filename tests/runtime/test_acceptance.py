@@ -73,9 +73,7 @@ def test_rates_are_zero_when_nothing_was_drafted() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(left=PASSES, right=PASSES)
-def test_merging_two_equals_counting_all_passes(
-    left: list[tuple[int, int]], right: list[tuple[int, int]]
-) -> None:
+def test_merging_two_equals_counting_all_passes(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
     assert counted(left).merge(counted(right)) == counted(left + right)
 
 

@@ -120,9 +120,7 @@ def test_fresh_seeds_fit_the_table_and_differ() -> None:
         ("include_stop_str_in_output", "no", "true or false"),
     ],
 )
-def test_a_bad_value_is_refused_with_its_field_and_what_is_allowed(
-    field: str, value: Any, allowed: str
-) -> None:
+def test_a_bad_value_is_refused_with_its_field_and_what_is_allowed(field: str, value: Any, allowed: str) -> None:
     with pytest.raises(RequestError) as error:
         SamplingParams(**{field: value})
     assert field in str(error.value)
@@ -137,9 +135,7 @@ def test_more_minimum_than_maximum_tokens_are_refused_with_both_numbers() -> Non
 
 def test_the_edges_of_every_range_are_allowed() -> None:
     SamplingParams(temperature=100, top_k=-1, top_p=1, min_p=1, seed=2**64 - 1, max_new_tokens=0)
-    SamplingParams(
-        temperature=0, top_k=2**31 - 1, top_p=1e-9, min_p=0, seed=0, max_new_tokens=3, min_tokens=3
-    )
+    SamplingParams(temperature=0, top_k=2**31 - 1, top_p=1e-9, min_p=0, seed=0, max_new_tokens=3, min_tokens=3)
 
 
 def test_lists_become_tuples_so_that_parameters_are_hashable() -> None:
