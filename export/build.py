@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import torch
+from pydantic import JsonValue
 
 from graphspec import __version__
 from graphspec.architecture import Resolution
@@ -203,7 +204,7 @@ def _model_entry(checkpoint: Checkpoint, vocabulary: int = 0) -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, str]:
+def _versions() -> dict[str, JsonValue]:
     return {
         "graphspec": __version__,
         "torch": torch.__version__,
@@ -257,6 +258,7 @@ def _graph_entry(model: ir.Model, step: FusedStep, widths: tuple[int, ...]) -> M
 
 
 def _tensor_entry(value: ir.Value) -> dict[str, Any]:
-    assert value.shape is not None and value.dtype is not None
+    assert value.shape is not None
+    assert value.dtype is not None
     shape = [dim if isinstance(dim, int) else str(dim.value) for dim in value.shape]
     return {"name": value.name, "dtype": value.dtype.numpy().name, "shape": shape}

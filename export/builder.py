@@ -9,6 +9,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from .weights import static_shape
+
 MICROSOFT = "com.microsoft"
 
 
@@ -48,7 +50,12 @@ class Builder:
 
     def initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
         """A new initializer of the graph."""
-        value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+        value = ir.Value(
+            name=name,
+            shape=ir.Shape(static_shape(tensor)),
+            type=ir.TensorType(tensor.dtype),
+            const_value=tensor,
+        )
         self.graph.register_initializer(value)
         return value
 

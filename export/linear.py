@@ -16,7 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from .builder import MICROSOFT, Builder
-from .weights import derived
+from .weights import derived, static_shape
 
 Encoding = Literal["float32", "int8"]
 WeightSign = Literal["uint8", "int8"]
@@ -67,7 +67,8 @@ class LinearLowering:
 
             def integers(values: NDArray[np.float32]) -> NDArray[Any]:
                 rounded = np.rint(values / row_scales(values)[:, None]).T
-                return rounded.astype(np.int8) if signed else (rounded + 128).astype(np.uint8)
+                stored: NDArray[Any] = rounded.astype(np.int8) if signed else (rounded + 128).astype(np.uint8)
+                return stored
 
             name = weight.name
             self._weights[weight] = (
@@ -90,5 +91,5 @@ def row_scales(weight: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _stored(weight: ir.Value) -> tuple[ir.TensorProtocol, tuple[int, int]]:
     assert weight.const_value is not None, f"{weight.name} is not a weight"
-    rows, columns = map(int, weight.const_value.shape)
+    rows, columns = static_shape(weight.const_value)
     return weight.const_value, (rows, columns)

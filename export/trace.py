@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -46,10 +47,9 @@ def trace(step: FusedStep) -> ir.Model:
     step.eval()
     example = StepInputs(*(_example(name, dims) for name, dims in _INPUT_DIMS.items()))
     states = [_zeros(spec) for spec in step.states]
-    dynamic = (
-        StepInputs(*(_dynamic(dims) for dims in _INPUT_DIMS.values())),
-        [_dynamic(spec.shape) for spec in step.states],
-    )
+    # torch.export wants the structure of the inputs, holding dimensions where they hold tensors.
+    dimensions: Any = [_dynamic(dims) for dims in _INPUT_DIMS.values()]
+    dynamic = (StepInputs(*dimensions), [_dynamic(spec.shape) for spec in step.states])
     with torch.no_grad(), warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")  # about torch's own internals
         program = torch.export.export(step, (example, states), dynamic_shapes=dynamic, strict=False)
@@ -69,7 +69,7 @@ def trace(step: FusedStep) -> ir.Model:
 
 
 def _example(name: str, dims: Sequence[str | int]) -> Tensor:
-    shape = [_SIZES.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
+    shape = [_SIZES[dim] if isinstance(dim, str) else dim for dim in dims]
     return torch.zeros(shape, dtype=torch.float32 if name in _FLOATS else torch.int64)
 
 

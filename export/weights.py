@@ -26,6 +26,11 @@ def derived(
     )
 
 
+def static_shape(tensor: ir.TensorProtocol) -> tuple[int, ...]:
+    """A stored tensor's shape: it has no symbolic dimension."""
+    return tuple(dim for dim in tensor.shape if isinstance(dim, int))
+
+
 def write_safetensors(path: Path, tensors: Mapping[str, ir.TensorProtocol]) -> dict[str, tuple[int, int]]:
     """Writes the tensors, one in memory at a time → offset in the file and length in bytes of each.
 
@@ -33,12 +38,15 @@ def write_safetensors(path: Path, tensors: Mapping[str, ir.TensorProtocol]) -> d
     mapped file is then aligned for vector loads.
     """
     ordered = sorted(tensors, key=lambda name: (tensors[name].nbytes % 64 != 0, name))
-    header, position = {}, 0
+    header: dict[str, dict[str, Any]] = {}
+    places: dict[str, tuple[int, int]] = {}
+    position = 0
     for name in ordered:
         tensor = tensors[name]
         end = position + tensor.nbytes
         kind = _SAFETENSORS_TYPES[tensor.dtype.numpy().name]
-        header[name] = {"dtype": kind, "shape": list(map(int, tensor.shape)), "data_offsets": [position, end]}
+        header[name] = {"dtype": kind, "shape": static_shape(tensor), "data_offsets": (position, end)}
+        places[name] = (position, tensor.nbytes)
         position = end
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-(8 + len(encoded)) % 64)
@@ -48,8 +56,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, ir.TensorProtocol]) -> d
         file.write(encoded)
         for name in ordered:
             file.write(np.ascontiguousarray(tensors[name].numpy()).tobytes())
-    offsets = {name: entry["data_offsets"] for name, entry in header.items()}
-    return {name: (start + begin, end - begin) for name, (begin, end) in offsets.items()}
+    return {name: (start + offset, length) for name, (offset, length) in places.items()}
 
 
 def externalise(model: ir.Model, path: Path, location: str, *, smallest: int = 1024) -> None:
@@ -65,7 +72,13 @@ def externalise(model: ir.Model, path: Path, location: str, *, smallest: int = 1
     }
     places = write_safetensors(path, large)
     for name, (offset, length) in places.items():
-        tensor = large[name]
+        tensor, shape = large[name], ir.Shape(static_shape(large[name]))
         graph.initializers[name].const_value = ir.ExternalTensor(
-            location, offset, length, tensor.dtype, shape=ir.Shape(tensor.shape), name=name, base_dir=path.parent
+            location,
+            offset,
+            length,
+            tensor.dtype,
+            shape=shape,
+            name=name,
+            base_dir=path.parent,
         )

@@ -46,8 +46,8 @@ class EagleDrafter(nn.Module):
         super().__init__()
         self.config, self.num_draft_tokens = config, num_draft_tokens
         self.fc = Linear(2 * config.hidden, config.hidden, bias=fc_bias)
-        self.layers = nn.ModuleList(
-            [DecoderLayer(config, input_norm=first_input_norm or layer > 0) for layer in range(config.layers)]
+        self.layers = DecoderLayers(
+            DecoderLayer(config, input_norm=first_input_norm or layer > 0) for layer in range(config.layers)
         )
         self.norm = Norm(config.hidden, config.eps) if last_norm else None
         self.rotary = RotaryTable(config.rope, capacity)
