@@ -18,7 +18,7 @@ from graphspec.errors import CheckpointError
 from graphspec.speculative_config import SpeculativeConfig
 
 from .. import ops
-from ..blocks.decoder import DecoderConfig, DecoderLayer, LayerCache, Linear, Norm
+from ..blocks.decoder import DecoderConfig, DecoderLayer, DecoderLayers, LayerCache, Linear, Norm
 from ..blocks.decoder_weights import layer_sources
 from ..blocks.rope import RotaryTable
 from ..state import StateSpec, cache_specs, flatten, layer_caches
