@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,8 @@ from graphspec.staging import Stage, staging
 
 from . import pipeline
 from .device import device_class, int8_weight_sign, probe_model
+from .linear import WeightSign
+from .specialise import specialise
 from .trace import trace
 from .weights import externalise
 
@@ -102,7 +104,7 @@ def build(
             raise ConfigError(f"--max-length {max_length} is more than the {allowed} tokens that the pair was made for")
         on_stage("tracing")
         model = trace(step)
-        _lower(model, stage, options, sign, on_stage)
+        graphs = _lower(model, step, stage, options, widths, sign, on_stage)
         on_stage("writing tokenizer")
         _write_tokenizer(resolution.target, stage.path)
         on_stage("hashing")
@@ -130,7 +132,7 @@ def build(
                     "min_version": MIN_ONNXRUNTIME,
                     "device_class": device_class(sign),
                 },
-                "graphs": [_graph_entry(model, step, widths)],
+                "graphs": graphs,
                 "states": [
                     {"input": s.name, "output": f"{s.name}.next", "dtype": s.dtype, "shape": s.shape}
                     for s in step.states
@@ -140,16 +142,51 @@ def build(
     return Built(manifest=manifest, was_cached=False)
 
 
-def _lower(model: ir.Model, stage: Stage, options: BuildOptions, sign: Any, on_stage: OnStage) -> None:
-    passes = (*pipeline.PORTABLE, *pipeline.onnxruntime(options.encoding, sign or "uint8"))
-    pipeline.run_passes(model, passes, on_pass=lambda name: on_stage(f"pass {name}"), dump=options.dump_passes)
+def _lower(
+    model: ir.Model,
+    step: FusedStep,
+    stage: Stage,
+    options: BuildOptions,
+    widths: tuple[int, ...],
+    sign: WeightSign | None,
+    on_stage: OnStage,
+) -> list[dict[str, Any]]:
+    """Writes weights and graphs → the manifest's entries for the graphs."""
+
+    def run(passes: Sequence[pipeline.Pass], start: int) -> None:
+        pipeline.run_passes(
+            model, passes, on_pass=lambda name: on_stage(f"pass {name}"), dump=options.dump_passes, start=start
+        )
+
+    root = stage.path
+    for folder in ("weights", "graphs"):
+        (root / folder).mkdir()
+    run(pipeline.PORTABLE, 0)
+    entries = [_write_portable(model, step, width, root) for width in widths]
+    run(pipeline.onnxruntime(options.encoding, sign or "uint8"), len(pipeline.PORTABLE))
     on_stage("writing weights")
-    (stage.path / "weights").mkdir()
-    (stage.path / "graphs").mkdir()
-    externalise(model, stage.path / "weights" / "model.safetensors", "weights/model.safetensors")
-    ir.save(model, stage.path / "graphs" / "any.onnx")
+    externalise(model, root / "weights" / "model.safetensors", "weights/model.safetensors")
+    ir.save(model, root / "graphs" / "any.onnx")
     if sign == "int8":
-        (stage.path / "graphs" / "int8_probe.onnx").write_bytes(probe_model())
+        (root / "graphs" / "int8_probe.onnx").write_bytes(probe_model())
+    entry = {"name": "any", "file": "graphs/any.onnx", "role": "any", "widths": widths, "batch_sizes": "dynamic"}
+    return [entry | _interface(model, step), *entries]
+
+
+def _write_portable(model: ir.Model, step: FusedStep, width: int, root: Path) -> dict[str, Any]:
+    """The fused graph of one width, before any backend's lowering, with its weights as inputs."""
+    fixed = specialise(model, width=width, num_draft_tokens=step.num_draft_tokens, capacity=step.target.capacity)
+    pipeline.fold_constants(fixed)
+    name = f"portable_{width}"
+    pipeline.write_without_weights(fixed, root / "graphs" / f"{name}.onnx")
+    entry = {
+        "name": name,
+        "file": f"graphs/{name}.onnx",
+        "role": "portable",
+        "widths": (width,),
+        "batch_sizes": "dynamic",
+    }
+    return entry | _interface(fixed, step)
 
 
 def _load(resolution: Resolution, config: SpeculativeConfig, capacity: int) -> FusedStep:
@@ -243,16 +280,10 @@ def _write_tokenizer(target: Checkpoint, root: Path) -> None:
         (root / "tokenizer" / name).write_bytes(content)
 
 
-def _graph_entry(model: ir.Model, step: FusedStep, widths: tuple[int, ...]) -> Mapping[str, Any]:
-    graph = model.graph
+def _interface(model: ir.Model, step: FusedStep) -> dict[str, Any]:
     return {
-        "name": "any",
-        "file": "graphs/any.onnx",
-        "role": "any",
-        "widths": widths,
-        "batch_sizes": "dynamic",
-        "inputs": [_tensor_entry(value) for value in graph.inputs],
-        "outputs": [_tensor_entry(value) for value in graph.outputs],
+        "inputs": [_tensor_entry(value) for value in model.graph.inputs],
+        "outputs": [_tensor_entry(value) for value in model.graph.outputs],
         "aliases": {f"{spec.name}.next": spec.name for spec in step.states},
     }
 

@@ -17,8 +17,8 @@ MICROSOFT = "com.microsoft"
 class Builder:
     """Collects nodes to be inserted in a graph; constants become the graph's initializers, each value once."""
 
-    def __init__(self, graph: ir.Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: ir.Graph, prefix: str = "lowered") -> None:
+        self.graph, self._prefix = graph, prefix
         self._tape = ir.tape.Tape()
         self._adopted: list[ir.Node] = []
         self._count = 0
@@ -34,7 +34,7 @@ class Builder:
         """Adds a node → its outputs."""
         values = self._tape.op_multi_out(name, inputs, attributes, num_outputs=outputs, domain=domain)
         for value in values:  # names must differ across an If's branches too, which onnx-ir names apart
-            value.name = f"lowered_{self._count}"
+            value.name = f"{self._prefix}_{self._count}"
             self._count += 1
         return values
 
@@ -45,7 +45,7 @@ class Builder:
             array = array.astype(np.int64 if array.dtype.kind == "i" else np.float32)
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self._constants:
-            self._constants[key] = self.initializer(f"const_{len(self._constants)}", ir.tensor(array))
+            self._constants[key] = self.initializer(f"{self._prefix}_const_{len(self._constants)}", ir.tensor(array))
         return self._constants[key]
 
     def initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -83,23 +84,32 @@ def _dynamic(dims: Sequence[str | int]) -> dict[int, object]:
 
 
 def _name_interface(graph: ir.Graph, states: Sequence[StateSpec]) -> None:
-    """Names inputs and outputs, and their dimensions, after what they are."""
+    """Names inputs, outputs and dimensions after what they are; torch.export calls a dimension s56."""
     dims = [*_INPUT_DIMS.items(), *((spec.name, spec.shape) for spec in states)]
+    names: dict[str | None, str] = {}
     for value, (name, shape) in zip(graph.inputs, dims, strict=True):
         value.name = name
-        value.shape = ir.Shape(list(shape))
-    outputs = StepOutputs._fields[:-1]
-    named: list[tuple[str, tuple[str | int, ...]]] = [
-        ("accepted", ("batch",)),
-        ("committed", ("batch", "verified")),
-        ("next_tokens", ("batch", "drafts")),
-        ("next_kv_len", ("batch",)),
-    ]
-    assert tuple(name for name, _ in named) == outputs
-    named += [(f"{spec.name}.next", spec.shape) for spec in states]
-    for value, (name, shape) in zip(graph.outputs, named, strict=True):
-        value.name = name
-        value.shape = ir.Shape(list(shape))
+        assert value.shape is not None
+        for traced, dim in zip(value.shape, shape, strict=True):
+            if isinstance(traced, ir.SymbolicDim) and isinstance(dim, str):
+                names[traced.value] = dim
+    results = [*StepOutputs._fields[:-1], *(f"{spec.name}.next" for spec in states)]
+    for value, result in zip(graph.outputs, results, strict=True):
+        value.name = result
+    for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
+        if value.shape is not None:
+            value.shape = ir.Shape(_renamed(value.shape, names))
+
+
+def _renamed(shape: ir.Shape, names: Mapping[str | None, str]) -> list[int | str | None]:
+    """Sizes that torch derives ("s56 + 1") keep their formula, in our names."""
+
+    def name(dim: int | ir.SymbolicDim) -> int | str | None:
+        if isinstance(dim, int) or dim.value is None:
+            return dim if isinstance(dim, int) else None
+        return re.sub(r"\bs\d+\b", lambda found: names.get(found[0], found[0]), dim.value)
+
+    return [name(dim) for dim in shape]
 
 
 class _quiet:  # noqa: N801 - a context manager, used like contextlib's
