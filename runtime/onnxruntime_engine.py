@@ -31,13 +31,15 @@ _CONTEXT_STEP = 32
 class OnnxRuntimeEngine:
     """Engine on ONNX Runtime's CPU provider; a worker thread is the device."""
 
-    def __init__(self, bundle: Bundle, *, num_slots: int | None = None, num_threads: int | None = None) -> None:
+    def __init__(
+        self, bundle: Bundle, *, num_slots: int | None = None, num_threads: int | None = None, profile: bool = False
+    ) -> None:
         manifest = bundle.manifest
         self.num_slots = num_slots or manifest.max_batch_size
         self.capacity = manifest.capacity
         self._width = manifest.num_draft_tokens
         (self._graph,) = (graph for graph in manifest.graphs if graph.role == "any")
-        self._session = _session(bundle, self._graph, num_threads)
+        self._session = _session(bundle, self._graph, num_threads, profile=profile)
         self._states = _zero_states(manifest, self.num_slots)
         self._tokens = np.full((self.num_slots, self._width + 1), NO_TOKEN, np.int64)
         self._kv_len = np.zeros(self.num_slots, np.int64)
@@ -67,6 +69,10 @@ class OnnxRuntimeEngine:
         """Waits for what was launched."""
         future: Future[NDArray[np.int64]] = self._device.submit(lambda: self._tokens[slot].copy())
         return future.result()
+
+    def end_profiling(self) -> str:
+        """Path of ONNX Runtime's profile, of an engine made with profile=True."""
+        return str(self._device.submit(self._session.end_profiling).result())
 
     def close(self) -> None:
         """Waits for what was launched, then ends the worker."""
@@ -146,9 +152,10 @@ def host() -> Host:
     )
 
 
-def _session(bundle: Bundle, graph: Graph, num_threads: int | None) -> Any:
+def _session(bundle: Bundle, graph: Graph, num_threads: int | None, *, profile: bool) -> Any:
     _check_exact(bundle)
     options = _options(num_threads)
+    options.enable_profiling = profile
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.root))
     model = bundle.path(graph.file).read_bytes()
     try:
