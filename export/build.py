@@ -27,6 +27,7 @@ from graphspec.staging import Stage, staging
 
 from . import pipeline
 from .device import device_class, int8_weight_sign, probe_model
+from .invariance import is_row_invariant
 from .linear import WeightSign
 from .specialise import specialise
 from .trace import trace
@@ -105,6 +106,8 @@ def build(
         on_stage("tracing")
         model = trace(step)
         graphs = _lower(model, step, stage, options, widths, sign, on_stage)
+        on_stage("comparing rows bit by bit")
+        row_invariant = is_row_invariant(stage.path, step.states, step.target.config.vocabulary)
         on_stage("writing tokenizer")
         _write_tokenizer(resolution.target, stage.path)
         on_stage("hashing")
@@ -132,6 +135,7 @@ def build(
                     "min_version": MIN_ONNXRUNTIME,
                     "device_class": device_class(sign),
                 },
+                "row_invariant": row_invariant,
                 "graphs": graphs,
                 "states": [
                     {"input": s.name, "output": f"{s.name}.next", "dtype": s.dtype, "shape": s.shape}

@@ -1,0 +1,72 @@
+"""Whether a row's numbers depend on what shares the step: asked of the graph itself, on the CPU at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from graphspec.architectures.state import StateSpec
+
+Arrays = dict[str, NDArray[Any]]
+
+_CAPACITY = 64
+_LENGTH = 6
+_SPLITS = ((6,), (1, 1, 1, 1, 1, 1), (1, 5), (2, 4), (5, 1))
+
+
+def is_row_invariant(root: Path, states: Sequence[StateSpec], vocabulary: int) -> bool:
+    """Runs the same tokens whole, in pieces and beside other rows: True if every cache has the same bits."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(root))
+    model = (root / "graphs" / "any.onnx").read_bytes()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    tokens = np.random.default_rng(0).integers(0, vocabulary, (4, _LENGTH))
+    alone = _run(session, states, tokens[:1], _SPLITS[0])
+    others = [_run(session, states, tokens[:1], split) for split in _SPLITS[1:]]
+    others.append(_run(session, states, tokens, _SPLITS[0]))
+    return all(_same_bits(alone, other, states) for other in others)
+
+
+def _run(session: Any, states: Sequence[StateSpec], tokens: NDArray[np.int64], split: Sequence[int]) -> Arrays:
+    """The states after the tokens i64[B, T], fed in pieces as a prompt is."""
+    batch = len(tokens)
+    sizes = {"batch": batch, "capacity": _CAPACITY}
+    held = {s.name: np.zeros([sizes[d] if isinstance(d, str) else d for d in s.shape], s.dtype) for s in states}
+    start = 0
+    for length in split:
+        after = start + length
+        following = tokens[:, after] if after < tokens.shape[1] else np.full(batch, -1)
+        feeds = {
+            "tokens": tokens[:, start:after],
+            "kv_len": np.full(batch, start),
+            "n_tokens": np.full(batch, length),
+            "n_known": np.full(batch, length),
+            "next_token": following,
+            "verify_offsets": np.arange(1),
+            "key_positions": np.arange(_CAPACITY // 2),
+            "temperature": np.zeros(batch, np.float32),
+            "top_k": np.zeros(batch, np.int64),
+            "top_p": np.ones(batch, np.float32),
+            "min_p": np.zeros(batch, np.float32),
+            "uniform": np.zeros((batch, _CAPACITY, 1), np.float32),
+        }
+        names = [f"{spec.name}.next" for spec in states]
+        held = dict(zip(held, session.run(names, {**feeds, **held}), strict=True))
+        start = after
+    return held
+
+
+def _same_bits(left: Arrays, right: Arrays, states: Sequence[StateSpec]) -> bool:
+    """Compares the first row's entries at the positions of the tokens."""
+
+    def written(arrays: Arrays, spec: StateSpec) -> NDArray[Any]:
+        axis = spec.shape.index("capacity")
+        return np.take(arrays[spec.name][0], np.arange(_LENGTH), axis - 1)
+
+    return all(np.array_equal(written(left, spec), written(right, spec)) for spec in states)
