@@ -29,13 +29,10 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
 
 @torch.library.custom_op("graphspec::rms_norm", mutates_args=())
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """w · x · rsqrt(mean(x²) + eps) over groups of len(weight); statistics in float32, then cast (Llama).
-
-    x [..., n · D] with weight [D]: one norm per group of D, as Qwen3 norms each head of q and k.
-    """
-    groups = x.float().reshape(*x.shape[:-1], -1, weight.shape[0])
-    normed = groups * torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps)
-    return (weight * normed.to(x.dtype)).flatten(-2)
+    """w · x · rsqrt(mean(x²) + eps) over the last dimension; statistics in float32, then cast (Llama)."""
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * normed.to(x.dtype)
 
 
 @rms_norm.register_fake
@@ -43,19 +40,30 @@ def _(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return torch.empty_like(x)
 
 
+@torch.library.custom_op("graphspec::split_heads", mutates_args=())
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[B, T, heads · D] → [B, heads, T, D]."""
+    return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2).contiguous()
+
+
+@split_heads.register_fake
+def _(x: Tensor, heads: int) -> Tensor:
+    return x.new_empty((x.shape[0], heads, x.shape[1], x.shape[2] // heads))
+
+
 @torch.library.custom_op("graphspec::rotary", mutates_args=())
-def rotary(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Half-split rotary embedding (GPT-NeoX): pairs (i, i + D/2) of each head.
 
-    x [B, T, heads · D]; cos, sin [B, T, D/2].
+    x [B, heads, T, D]; cos, sin [B, T, D/2].
     """
-    first, second = x.reshape(*x.shape[:2], heads, -1).chunk(2, dim=-1)
-    c, s = cos.unsqueeze(2), sin.unsqueeze(2)
-    return torch.cat((first * c - second * s, second * c + first * s), dim=-1).flatten(-2)
+    first, second = x.chunk(2, dim=-1)
+    c, s = cos.unsqueeze(1), sin.unsqueeze(1)
+    return torch.cat((first * c - second * s, second * c + first * s), dim=-1)
 
 
 @rotary.register_fake
-def _(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+def _(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -75,12 +83,10 @@ def _(x: Tensor) -> Tensor:
 def write_cache(cache: Tensor, update: Tensor, start: Tensor) -> Tensor:
     """The cache with `update` written at positions start[b] … start[b]+T-1 of each row.
 
-    cache [B, kv, S, D], update [B, T, kv · D], start i64[B]; the caller keeps start + T ≤ S.
+    cache [B, kv, S, D], update [B, kv, T, D], start i64[B]; the caller keeps start + T ≤ S.
     """
-    batch, heads, _, dim = cache.shape
-    length = update.shape[1]
-    positions = (start[:, None] + torch.arange(length))[:, None, :, None].expand(batch, heads, length, dim)
-    return cache.scatter(2, positions, update.reshape(batch, length, heads, dim).transpose(1, 2))
+    positions = start[:, None] + torch.arange(update.shape[2])
+    return cache.scatter(2, positions[:, None, :, None].expand_as(update), update)
 
 
 @write_cache.register_fake
@@ -99,34 +105,30 @@ def _(history: Tensor, tokens: Tensor, start: Tensor) -> Tensor:
     return torch.empty_like(history)
 
 
-def _split_heads(x: Tensor, kv: int, dim: int) -> Tensor:
-    """[B, T, kv · G · D] → [B, kv, T, G, D]: query heads grouped by the key/value head they read."""
-    return x.reshape(*x.shape[:2], kv, -1, dim).transpose(1, 2)
-
-
-def _merge_heads(x: Tensor) -> Tensor:
-    """[B, kv, T, G, D] → [B, T, kv · G · D]."""
-    return x.transpose(1, 2).flatten(2)
+def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """q [B, heads, T, D], keys [B, kv, L, D], values [B, kv, L, Dv], mask [B, T, L] → [B, T, heads · Dv]."""
+    grouped = q.reshape(
+        q.shape[0], keys.shape[1], -1, *q.shape[2:]
+    )  # [B, kv, G, T, D]: heads grouped by the key head they read
+    scores = torch.einsum("bkgtd,bkld->bkgtl", grouped, keys).float() * scale
+    weights = torch.softmax(scores + mask[:, None, None], dim=-1).to(q.dtype)
+    return torch.einsum("bkgtl,bkld->btkgd", weights, values).flatten(2)
 
 
 @torch.library.custom_op("graphspec::attention", mutates_args=())
 def attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Grouped-query attention over the first L positions of a cache already holding this step's keys.
 
-    q [B, T, heads · D], keys [B, kv, S, D], values [B, kv, S, Dv], mask [B, T, L] (0 or -inf) →
+    q [B, heads, T, D], keys [B, kv, S, D], values [B, kv, S, Dv], mask [B, T, L] (0 or -inf) →
     [B, T, heads · Dv]. Softmax in float32.
     """
-    kv, dim, visible = keys.shape[1], keys.shape[3], mask.shape[-1]
-    grouped = _split_heads(q, kv, dim)
-    scores = torch.einsum("bktgd,bkld->bktgl", grouped, keys[:, :, :visible]).float() * scale
-    weights = torch.softmax(scores + mask[:, None, :, None], dim=-1).to(q.dtype)
-    return _merge_heads(torch.einsum("bktgl,bkld->bktgd", weights, values[:, :, :visible]))
+    visible = mask.shape[-1]
+    return _attend(q, keys[:, :, :visible], values[:, :, :visible], mask, scale)
 
 
 @attention.register_fake
 def _(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    heads = q.shape[-1] // keys.shape[3]
-    return q.new_empty((*q.shape[:-1], heads * values.shape[3]))
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1] * values.shape[3]))
 
 
 @torch.library.custom_op("graphspec::draft_attention", mutates_args=())
@@ -135,25 +137,20 @@ def draft_attention(
 ) -> Tensor:
     """Attention of one drafted token over the cache and the keys of the tokens drafted before it and its own.
 
-    q [B, 1, heads · D], keys/values [B, kv, S, D], mask [B, 1, L], new_keys/new_values [B, N, kv · D], all N
+    q [B, heads, 1, D], keys/values [B, kv, S, D], mask [B, 1, L], new_keys/new_values [B, kv, N, D], all N
     visible → [B, 1, heads · D]. The drafted keys are never written: rejected drafts would have to be undone.
     """
-    kv, dim, visible = keys.shape[1], keys.shape[3], mask.shape[-1]
-    drafted = [x.reshape(*x.shape[:2], kv, -1).transpose(1, 2) for x in (new_keys, new_values)]
-    all_keys = torch.cat((keys[:, :, :visible], drafted[0]), dim=2)
-    all_values = torch.cat((values[:, :, :visible], drafted[1]), dim=2)
-    scores = torch.einsum("bktgd,bkld->bktgl", _split_heads(q, kv, dim), all_keys).float() * scale
-    whole_mask = functional.pad(mask, (0, new_keys.shape[1]))
-    weights = torch.softmax(scores + whole_mask[:, None, :, None], dim=-1).to(q.dtype)
-    return _merge_heads(torch.einsum("bktgl,bkld->bktgd", weights, all_values))
+    visible = mask.shape[-1]
+    all_keys = torch.cat((keys[:, :, :visible], new_keys), dim=2)
+    all_values = torch.cat((values[:, :, :visible], new_values), dim=2)
+    return _attend(q, all_keys, all_values, functional.pad(mask, (0, new_keys.shape[2])), scale)
 
 
 @draft_attention.register_fake
 def _(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, new_keys: Tensor, new_values: Tensor, scale: float
 ) -> Tensor:
-    heads = q.shape[-1] // keys.shape[3]
-    return q.new_empty((*q.shape[:-1], heads * values.shape[3]))
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1] * values.shape[3]))
 
 
 @torch.library.custom_op("graphspec::take_rows", mutates_args=())

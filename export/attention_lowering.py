@@ -1,6 +1,6 @@
 """Cache writes and attention in plain operators, as design §5 found them equal in bits at any width and batch.
 
-Query heads that share a key/value head are folded into rows: [B, kv, T · G, D]. A matrix product with one row
+Query heads that share a key/value head are folded into rows: [B, kv, G · T, D]. A matrix product with one row
 takes another path on the CPU, so with G = 1 each head is doubled and half of the answer dropped.
 """
 
@@ -20,18 +20,22 @@ class AttentionLowering:
         self._lengths: dict[ir.Value, ir.Value] = {}
         self._visible: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
 
+    def split_heads(self, x: ir.Value, heads: int) -> ir.Value:
+        """[B, T, heads · D] → [B, heads, T, D]."""
+        shaped = self._builder.op("Reshape", [x, self._builder.constant([0, 0, heads, -1])])
+        return self._builder.op("Transpose", [shaped], perm=[0, 2, 1, 3])
+
     def write(self, cache: ir.Value, update: ir.Value, start: ir.Value) -> ir.Value:
-        """update [B, T, kv · D] into cache [B, kv, S, D] at start i64[B]."""
-        heads, dim = _heads(cache)
-        return self._builder.op("TensorScatter", [cache, self._per_head(update, heads, dim), start], axis=-2)
+        """update [B, kv, T, D] into cache [B, kv, S, D] at start i64[B]."""
+        return self._builder.op("TensorScatter", [cache, update, start], axis=-2)
 
     def attend(self, q: ir.Value, keys: ir.Value, values: ir.Value, mask: ir.Value, *, scale: float) -> ir.Value:
-        """q [B, T, heads · D] over the first L positions, mask [B, T, L] → [B, T, heads · Dv]."""
+        """q [B, heads, T, D] over the first L positions, mask [B, T, L] → [B, T, heads · Dv]."""
         group, rows = self._fold(q, keys)
         scores = self._scores(rows, self._slice(keys, mask), scale)
-        weights = self._builder.op("Softmax", [self._masked(scores, mask, max(group, 2))], axis=-1)
+        weights = self._builder.op("Softmax", [self._masked(scores, mask, group)], axis=-1)
         mixed = self._builder.op("MatMul", [weights, self._slice(values, mask)])
-        return self._unfold(mixed, group, values)
+        return self._unfold(mixed, q, values)
 
     def attend_drafted(
         self,
@@ -44,57 +48,45 @@ class AttentionLowering:
         *,
         scale: float,
     ) -> ir.Value:
-        """One query row over cache and drafted keys [B, N, kv · D], without copying the cache beside them."""
+        """One query row over cache and drafted keys [B, kv, N, D], without copying the cache beside them."""
         op, const = self._builder.op, self._builder.constant
-        (heads, dim), (_, value_dim) = _heads(keys), _heads(values)
         group, rows = self._fold(q, keys)
-        cached = self._masked(self._scores(rows, self._slice(keys, mask), scale), mask, max(group, 2))
-        drafted = self._scores(rows, self._per_head(new_keys, heads, dim), scale)
+        cached = self._masked(self._scores(rows, self._slice(keys, mask), scale), mask, group)
+        drafted = self._scores(rows, new_keys, scale)
         weights = op("Softmax", [op("Concat", [cached, drafted], axis=-1)], axis=-1)
         length, end = self._length(mask), const([2**31])
         on_cache = op("Slice", [weights, const([0]), length, const([3])])
         on_drafted = op("Slice", [weights, length, end, const([3])])
-        mixed = op(
-            "Add",
-            [
-                op("MatMul", [on_cache, self._slice(values, mask)]),
-                op("MatMul", [on_drafted, self._per_head(new_values, heads, value_dim)]),
-            ],
-        )
-        return self._unfold(mixed, group, values)
-
-    def _per_head(self, x: ir.Value, heads: int, dim: int) -> ir.Value:
-        """[B, T, heads · D] → [B, heads, T, D]."""
-        shaped = self._builder.op("Reshape", [x, self._builder.constant([0, 0, heads, dim])])
-        return self._builder.op("Transpose", [shaped], perm=[0, 2, 1, 3])
+        mixed = [op("MatMul", [on_cache, self._slice(values, mask)]), op("MatMul", [on_drafted, new_values])]
+        return self._unfold(op("Add", mixed), q, values)
 
     def _fold(self, q: ir.Value, keys: ir.Value) -> tuple[int, ir.Value]:
-        """[B, T, kv · G · D] → G and [B, kv, T · max(G, 2), D]."""
+        """q [B, kv · G, T, D] → rows of each key head, and [B, kv, that many · T, D]."""
         op, const = self._builder.op, self._builder.constant
-        heads, dim = _heads(keys)
-        group = _static(q, -1) // (heads * dim)
-        rows = self._per_head(q, heads, group * dim)
-        if group == 1:
-            rows = op("Concat", [rows, rows], axis=-1)
-        return group, op("Reshape", [rows, const([0, 0, -1, dim])])
+        heads = _static(keys, 1)
+        group = _static(q, 1) // heads
+        if group > 1:
+            return group, op("Reshape", [q, const([0, heads, -1, _static(q, 3)])])
+        return 2, op("Concat", [q, q], axis=2)
 
-    def _unfold(self, mixed: ir.Value, group: int, values: ir.Value) -> ir.Value:
-        """[B, kv, T · max(G, 2), Dv] → [B, T, kv · G · Dv]."""
+    def _unfold(self, mixed: ir.Value, q: ir.Value, values: ir.Value) -> ir.Value:
+        """[B, kv, G · T, Dv] → [B, T, kv · G · Dv]."""
         op, const = self._builder.op, self._builder.constant
-        heads, dim = _heads(values)
-        rows = op("Reshape", [mixed, const([0, 0, -1, max(group, 2) * dim])])
-        if group == 1:
-            rows = op("Slice", [rows, const([0]), const([dim]), const([3])])
-        return op("Reshape", [op("Transpose", [rows], perm=[0, 2, 1, 3]), const([0, 0, heads * group * dim])])
+        heads, dim = _static(q, 1), _static(values, 3)
+        if heads == _static(values, 1):  # doubled: keep the first half
+            mixed, _ = self._builder.op_with_outputs("Split", [mixed], 2, axis=2, num_outputs=2)
+        else:
+            mixed = op("Reshape", [mixed, const([0, heads, -1, dim])])
+        return op("Reshape", [op("Transpose", [mixed], perm=[0, 2, 1, 3]), const([0, 0, heads * dim])])
 
     def _scores(self, rows: ir.Value, keys: ir.Value, scale: float) -> ir.Value:
         return self._builder.op("FusedMatMul", [rows, keys], domain=MICROSOFT, transB=1, alpha=scale)
 
     def _masked(self, scores: ir.Value, mask: ir.Value, group: int) -> ir.Value:
-        """Adds the mask [B, T, L], repeated for each of the G rows of a token."""
+        """Adds the mask [B, T, L], repeated for each of the G heads of a key head."""
         op, const = self._builder.op, self._builder.constant
         if (mask, group) not in self._masks:
-            rows = op("Expand", [op("Unsqueeze", [mask, const([2])]), const([1, 1, group, 1])])
+            rows = op("Expand", [op("Unsqueeze", [mask, const([1])]), const([1, group, 1, 1])])
             self._masks[mask, group] = op("Reshape", [rows, const([0, 1, -1, 0])])
         return op("Add", [scores, self._masks[mask, group]])
 
@@ -109,11 +101,6 @@ class AttentionLowering:
         if mask not in self._lengths:
             self._lengths[mask] = self._builder.op("Shape", [mask], start=-1)
         return self._lengths[mask]
-
-
-def _heads(cache: ir.Value) -> tuple[int, int]:
-    """kv heads and head dimension of a cache [B, kv, S, D]."""
-    return _static(cache, 1), _static(cache, 3)
 
 
 def _static(value: ir.Value, axis: int) -> int:

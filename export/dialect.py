@@ -35,7 +35,8 @@ _FLOAT, _INT = _SCHEMA.AttrType.FLOAT, _SCHEMA.AttrType.INT
 OPERATORS = (
     Operator("Linear", "linear", ("x", "weight")),
     Operator("RmsNorm", "rms_norm", ("x", "weight"), (("eps", _FLOAT),)),
-    Operator("Rotary", "rotary", ("x", "cos", "sin"), (("heads", _INT),)),
+    Operator("SplitHeads", "split_heads", ("x",), (("heads", _INT),)),
+    Operator("Rotary", "rotary", ("x", "cos", "sin")),
     Operator("SwiGlu", "swiglu", ("x",)),
     Operator("WriteCache", "write_cache", ("cache", "update", "start")),
     Operator("WriteHistory", "write_history", ("history", "tokens", "start")),

@@ -44,8 +44,11 @@ class _Lowering:
         scale = node.attributes["scale"].as_float() if "scale" in node.attributes else 1.0
         by_name: dict[str, Callable[[], ir.Value]] = {
             "Linear": lambda: self._linear.lower(*inputs),
-            "RmsNorm": lambda: self._rms_norm(*inputs, eps=node.attributes["eps"].as_float()),
-            "Rotary": lambda: self._rotary(*inputs, heads=node.attributes["heads"].as_int()),
+            "RmsNorm": lambda: self.builder.op(
+                "RMSNormalization", inputs, axis=-1, epsilon=node.attributes["eps"].as_float()
+            ),
+            "SplitHeads": lambda: self._attention.split_heads(inputs[0], node.attributes["heads"].as_int()),
+            "Rotary": lambda: self.builder.op("RotaryEmbedding", inputs),
             "SwiGlu": lambda: self._swiglu(*inputs),
             "WriteCache": lambda: self._attention.write(*inputs),
             "WriteHistory": lambda: self.builder.op("TensorScatter", inputs, axis=1),
@@ -55,17 +58,6 @@ class _Lowering:
             "Sample": lambda: lower_sample(self.builder, inputs, _last_dim(inputs[0])),
         }
         return by_name[node.op_type]()
-
-    def _rms_norm(self, x: ir.Value, weight: ir.Value, *, eps: float) -> ir.Value:
-        op, const = self.builder.op, self.builder.constant
-        width = _last_dim(weight)
-        if _last_dim(x) == width:
-            return op("RMSNormalization", [x, weight], axis=-1, epsilon=eps)
-        groups = op("Reshape", [x, const([0, 0, -1, width])])
-        return op("Reshape", [op("RMSNormalization", [groups, weight], axis=-1, epsilon=eps), const([0, 0, -1])])
-
-    def _rotary(self, x: ir.Value, cos: ir.Value, sin: ir.Value, *, heads: int) -> ir.Value:
-        return self.builder.op("RotaryEmbedding", [x, cos, sin], num_heads=heads)
 
     def _swiglu(self, x: ir.Value) -> ir.Value:
         gate, up = self.builder.op_with_outputs("Split", [x], 2, axis=-1, num_outputs=2)

@@ -73,7 +73,7 @@ class Linear(nn.Module):
 
 
 class Norm(nn.Module):
-    """RMSNorm over groups of `width` values."""
+    """RMSNorm over the last dimension."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -120,10 +120,10 @@ class Attention(nn.Module):
     def __init__(self, config: DecoderConfig, inputs: int | None = None) -> None:
         super().__init__()
         self.heads, self.kv_heads = config.heads, config.kv_heads
-        self.widths = (config.heads * config.head_dim, *([config.kv_heads * config.head_dim] * 2))
+        query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.scale = config.head_dim**-0.5
-        self.qkv = Linear(inputs or config.hidden, sum(self.widths), bias=config.attention_bias)
-        self.output = Linear(self.widths[0], config.hidden, bias=config.attention_bias)
+        self.qkv = Linear(inputs or config.hidden, query + 2 * key, bias=config.attention_bias)
+        self.output = Linear(query, config.hidden, bias=config.attention_bias)
         self.q_norm = Norm(config.head_dim, config.eps) if config.qk_norm else None
         self.k_norm = Norm(config.head_dim, config.eps) if config.qk_norm else None
 
@@ -139,19 +139,23 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, LayerCache]:
         """One token [B, 1, inputs] → [B, 1, H], over the cache and the tokens drafted before it.
 
-        `drafted` keys and values [B, N, kv · D] → the same with this token's appended.
+        `drafted` keys and values [B, kv, N, D] → the same with this token's appended.
         """
         q, k, v = self._project(x, window.cos, window.sin)
         if drafted is not None:
-            k, v = torch.cat((drafted.keys, k), dim=1), torch.cat((drafted.values, v), dim=1)
+            k, v = torch.cat((drafted.keys, k), dim=2), torch.cat((drafted.values, v), dim=2)
         mixed = ops.draft_attention(q, cache.keys, cache.values, window.mask, k, v, self.scale)
         return self.output(mixed), LayerCache(k, v)
 
     def _project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.qkv(x).split(self.widths, dim=-1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return ops.rotary(q, cos, sin, self.heads), ops.rotary(k, cos, sin, self.kv_heads), v
+        """→ q [B, heads, T, D], k and v [B, kv heads, T, D]."""
+        heads = ops.split_heads(self.qkv(x), self.heads + 2 * self.kv_heads)
+        if self.q_norm is None or self.k_norm is None:
+            rotated, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+            q, k = ops.rotary(rotated, cos, sin).split((self.heads, self.kv_heads), dim=1)
+            return q, k, v
+        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        return ops.rotary(self.q_norm(q), cos, sin), ops.rotary(self.k_norm(k), cos, sin), v
 
 
 class Mlp(nn.Module):
