@@ -94,8 +94,10 @@ class Drafter(Protocol):
 class FusedStep(nn.Module):
     """verify → accept → draft of one target and drafter."""
 
-    def __init__(self, target: DecoderTarget, drafter: Drafter) -> None:
+    def __init__(self, target: DecoderTarget, drafter: Drafter, *, greedy: bool = False) -> None:
+        """`greedy`: argmax only (--use-greedy-acceptance); the sampling inputs are not read then."""
         super().__init__()
+        self.greedy = greedy
         self.target = target
         self.drafter: Drafter = drafter
 
@@ -153,6 +155,8 @@ class FusedStep(nn.Module):
         """
         asked = rows.clamp(max=inputs.tokens.shape[1] - 1)
         logits = self.target.logits(ops.take_rows(hidden.final, asked))
+        if self.greedy:
+            return logits.argmax(dim=-1)
         uniform = ops.take_rows(inputs.uniform, inputs.kv_len.unsqueeze(1) + asked + 1).squeeze(-1)
         return ops.sample(logits, inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p, uniform)
 

@@ -127,7 +127,7 @@ def build(
                 "max_length": max_length,
                 "prefill_chunks": "dynamic",
                 "encoding": options.encoding,
-                "variants": (),
+                "variants": ("greedy",) if step.greedy else ("sampling",),
                 "eos_token_ids": _eos_token_ids(resolution.target),
                 "backend": {
                     "name": "onnxruntime",
@@ -197,7 +197,7 @@ def _load(resolution: Resolution, config: SpeculativeConfig, capacity: int) -> F
     architecture = resolution.architecture
     target = architecture.target.load(resolution.target, capacity=capacity)
     drafter = architecture.drafter.load(target, resolution.draft, config.draft_width, config)
-    return FusedStep(target, drafter)
+    return FusedStep(target, drafter, greedy=config.use_greedy_acceptance)
 
 
 def _widths(options: BuildOptions, draft_width: int) -> tuple[int, ...]:

@@ -56,8 +56,10 @@ def _run(session: Any, states: Sequence[StateSpec], tokens: NDArray[np.int64], s
             "min_p": np.zeros(batch, np.float32),
             "uniform": np.zeros((batch, _CAPACITY, 1), np.float32),
         }
+        read = {value.name for value in session.get_inputs()}
+        given = {name: value for name, value in {**feeds, **held}.items() if name in read}
         names = [f"{spec.name}.next" for spec in states]
-        held = dict(zip(held, session.run(names, {**feeds, **held}), strict=True))
+        held = dict(zip(held, session.run(names, given), strict=True))
         start = after
     return held
 

@@ -37,6 +37,7 @@ _INPUT_DIMS: dict[str, tuple[str | int, ...]] = {
     "uniform": ("batch", "capacity", 1),
 }
 _FLOATS = frozenset({"temperature", "top_p", "min_p", "uniform"})
+_SAMPLING = _FLOATS | {"top_k"}
 
 
 def trace(step: FusedStep) -> ir.Model:
@@ -66,6 +67,9 @@ def trace(step: FusedStep) -> ir.Model:
     assert exported is not None
     model = exported.model
     _name_interface(model.graph, step.states)
+    if step.greedy:
+        for value in [value for value in model.graph.inputs if value.name in _SAMPLING]:
+            model.graph.inputs.remove(value)
     return model
 
 

@@ -151,6 +151,11 @@ class LoadedBundle:
                 f"the prompt has {len(ids)} tokens and the bundle holds {limit} for prompt and answer together; "
                 "shorten it, or build with a larger --max-length"
             )
+        if "greedy" in self.manifest.variants and not params.greedy:
+            raise RequestError(
+                f"temperature is {params.temperature} and the bundle was built with --use-greedy-acceptance; "
+                "use temperature 0, or build without it"
+            )
         rules = StopRules.of(params, eos_token_ids=self.manifest.eos_token_ids, room=limit - len(ids))
         detokenizer = IncrementalDetokenizer(self.tokenizer, prompt=ids)
         return _Request(

@@ -40,6 +40,7 @@ class OnnxRuntimeEngine:
         self._width = manifest.num_draft_tokens
         (self._graph,) = (graph for graph in manifest.graphs if graph.role == "any")
         self._session = _session(bundle, self._graph, num_threads, profile=profile)
+        self._inputs = frozenset(spec.name for spec in self._graph.inputs)
         self._states = _zero_states(manifest, self.num_slots)
         self._tokens = np.full((self.num_slots, self._width + 1), NO_TOKEN, np.int64)
         self._kv_len = np.zeros(self.num_slots, np.int64)
@@ -52,6 +53,7 @@ class OnnxRuntimeEngine:
         self._uniform = np.zeros((self.num_slots, self.capacity, 1), np.float32)
         self._bindings: dict[tuple[int, int], Any] = {}
         self._device = ThreadPoolExecutor(1, thread_name_prefix="graphspec-engine")
+        self._warm_up()
 
     def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32]) -> None:
         """Queued behind what was launched before."""
@@ -77,6 +79,11 @@ class OnnxRuntimeEngine:
     def close(self) -> None:
         """Waits for what was launched, then ends the worker."""
         self._device.shutdown()
+
+    def _warm_up(self) -> None:
+        """The first step touches every page of the weights: better at load than in the first request."""
+        self.step([0], self._width).result()
+        self._kv_len[0] = 0
 
     def _admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32]) -> None:
         self._tokens[slot] = NO_TOKEN
@@ -108,8 +115,8 @@ class OnnxRuntimeEngine:
         feeds["verify_offsets"] = np.arange(width + 1)
         feeds["key_positions"] = np.arange(self._visible(rows, tokens.shape[1]))
         binding = self._binding(rows)
-        for name, value in feeds.items():
-            binding.bind_cpu_input(name, value)
+        for name in self._inputs & feeds.keys():
+            binding.bind_cpu_input(name, feeds[name])
         for name in _RESULTS:
             binding.bind_output(name)
         self._session.run_with_iobinding(binding)
@@ -130,7 +137,9 @@ class OnnxRuntimeEngine:
             binding = self._session.io_binding()
             for name in _RESULTS:  # first, so that get_outputs starts with them
                 binding.bind_output(name)
-            binding.bind_ortvalue_input("uniform", onnxruntime.OrtValue.ortvalue_from_numpy(self._uniform[rows]))
+            if "uniform" in self._inputs:
+                table = onnxruntime.OrtValue.ortvalue_from_numpy(self._uniform[rows])
+                binding.bind_ortvalue_input("uniform", table)
             for (name, output), memory in self._states.items():
                 value = onnxruntime.OrtValue.ortvalue_from_numpy(memory[rows])
                 binding.bind_ortvalue_input(name, value)
