@@ -53,6 +53,12 @@ class Bundle:
             raise BundleError(f"{self.root} has no file {printable(file)} in its manifest")
         return self.root / file
 
+    def confirm(self) -> None:
+        """Raises BundleError if the bundle was replaced since it was opened. Call it when everything is loaded:
+        files read before and after a replacement do not belong together."""
+        if not _is_current(self.root, self.manifest):
+            raise BundleError(f"{self.root} was replaced while it was loaded: load it again")
+
 
 def open_bundle(
     bundle: Path, *, verify: bool = True, host: Host | None = None, on_file: OnFile | None = None
@@ -61,11 +67,19 @@ def open_bundle(
     that exactly the listed files are there, in size and, with `verify`, in hash. Raises BundleError.
     """
     root = Path(os.path.realpath(bundle))
-    manifest = read_manifest(root, name=bundle)
-    if host is not None:
-        check_host(manifest, host, name=bundle)
-    _check_files(root, bundle, manifest, hashes=verify, on_file=on_file)
-    return Bundle(root, manifest)
+    while True:
+        manifest = read_manifest(root, name=bundle)
+        if host is not None:
+            check_host(manifest, host, name=bundle)
+        try:
+            _check_files(root, bundle, manifest, hashes=verify, on_file=on_file)
+        except BundleError:
+            # Half of one bundle and half of the next look damaged: look again at the next.
+            if _is_current(root, manifest):
+                raise
+            continue
+        if _is_current(root, manifest):
+            return Bundle(root, manifest)
 
 
 def verify_bundle(bundle: Path, *, on_file: OnFile | None = None) -> Manifest:
@@ -188,7 +202,7 @@ def _check_files(root: Path, name: Path, manifest: Manifest, *, hashes: bool, on
     try:
         found = {file: info for file, info in walk(root) if file != MANIFEST}
     except OSError as error:
-        where = printable(error.filename)
+        where = printable(os.path.relpath(error.filename, root))
         raise BundleError(f"{name}: {where} cannot be read: {error.strerror}") from None
     problems = [_extra_problem(file, info) for file, info in found.items() if file not in manifest.files]
     for file, entry in manifest.files.items():
@@ -202,6 +216,13 @@ def _check_files(root: Path, name: Path, manifest: Manifest, *, hashes: bool, on
     if problems:
         rebuild = _rebuild({"build_command": manifest.build_command})
         raise BundleError(f"{name} is damaged: {'; '.join(problems)}; {rebuild}")
+
+
+def _is_current(root: Path, manifest: Manifest) -> bool:
+    try:
+        return read_raw(root, name=root).get("checksum") == manifest.checksum
+    except BundleError:
+        return False
 
 
 def _extra_problem(file: str, info: os.stat_result) -> str:

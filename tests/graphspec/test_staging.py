@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from graphspec import __version__
 from graphspec import staging as staging_module
-from graphspec.bundle import MANIFEST, verify_bundle
-from graphspec.errors import BuildError, CheckpointError
+from graphspec.bundle import MANIFEST, open_bundle, verify_bundle
+from graphspec.errors import BuildError, BundleError, CheckpointError
 from graphspec.manifest import Manifest
 from graphspec.staging import Stage, staging
 
@@ -343,6 +343,7 @@ def end_of_process(folder: Path) -> None:
                 os.close(number)
 
 
+@pytest.mark.slow
 # A file object whose `with` was never reached closes itself, with a warning, when it is collected.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, full])
@@ -383,6 +384,7 @@ def killed_at(line: int, out: Path) -> bool:
     return ended.returncode != 0
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_next_build_finds_the_earlier_bundle_or_the_new_one(old: Path) -> None:
     line = 1
     states = set()
@@ -430,6 +432,36 @@ def test_a_bundle_moved_aside_by_a_killed_build_comes_back(old: Path) -> None:
     old.rename(old.with_name(".out.old-1-0123abcd"))
     assert "out exists" in refusal(old, overwrite=False)
     assert holds(old, OLD)
+
+
+def replaced_while_read(out: Path) -> Callable[[str, int], None]:
+    """Replaces the bundle when its first file is about to be hashed."""
+    left = [NEW]
+
+    def replace(_: str, __: int) -> None:
+        if left:
+            build(out, left.pop())
+
+    return replace
+
+
+def test_a_bundle_replaced_while_it_is_checked_is_not_called_damaged(old: Path) -> None:
+    opened = open_bundle(old, on_file=replaced_while_read(old))
+    assert opened.manifest == verify_bundle(old)
+    assert holds(old, NEW)
+
+
+def test_a_bundle_replaced_while_it_is_loaded_is_told(old: Path) -> None:
+    opened = open_bundle(old)
+    opened.confirm()
+    build(old)
+    with pytest.raises(BundleError, match="was replaced while it was loaded: load it again"):
+        opened.confirm()
+
+
+def test_a_bundle_removed_while_it_is_checked_is_no_bundle(old: Path) -> None:
+    with pytest.raises(BundleError, match="there is no such folder"):
+        open_bundle(old, on_file=lambda *_: shutil.rmtree(old, ignore_errors=True))
 
 
 def test_builds_at_the_same_time_leave_one_whole_bundle(out: Path) -> None:
