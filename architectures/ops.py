@@ -43,7 +43,7 @@ def _(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @torch.library.custom_op("graphspec::split_heads", mutates_args=())
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """[B, T, heads · D] → [B, heads, T, D]."""
-    return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2).contiguous()
+    return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2).clone(memory_format=torch.contiguous_format)
 
 
 @split_heads.register_fake
@@ -55,11 +55,11 @@ def _(x: Tensor, heads: int) -> Tensor:
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Half-split rotary embedding (GPT-NeoX): pairs (i, i + D/2) of each head.
 
-    x [B, heads, T, D]; cos, sin [B, T, D/2].
+    x [B, heads, T, D]; cos, sin f32[B, T, D/2]. Computed in float32, then cast.
     """
-    first, second = x.chunk(2, dim=-1)
+    first, second = x.float().chunk(2, dim=-1)
     c, s = cos.unsqueeze(1), sin.unsqueeze(1)
-    return torch.cat((first * c - second * s, second * c + first * s), dim=-1)
+    return torch.cat((first * c - second * s, second * c + first * s), dim=-1).to(x.dtype)
 
 
 @rotary.register_fake

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .blocks.decoder import DecoderConfig, LayerCache
 
+FloatType = Literal["float32", "float16", "bfloat16"]
 Dim = int | Literal["batch", "capacity"]
 
 
@@ -18,7 +19,7 @@ class StateSpec:
 
     name: str
     shape: tuple[Dim, ...]
-    dtype: Literal["float32", "int64"] = "float32"
+    dtype: FloatType | Literal["int64"] = "float32"
 
 
 def cache_specs(prefix: str, config: DecoderConfig) -> tuple[StateSpec, ...]:

@@ -11,14 +11,15 @@ its tokens) followed by the drafts to verify. Positions are absolute: a row's fi
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from dataclasses import replace
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from . import ops
 from .blocks.decoder import Window
-from .state import StateSpec, flatten, layer_caches
+from .state import FloatType, StateSpec, flatten, layer_caches
 from .target import DecoderTarget, Hidden
 
 
@@ -98,13 +99,22 @@ class FusedStep(nn.Module):
         """`greedy`: argmax only (--use-greedy-acceptance); the sampling inputs are not read then."""
         super().__init__()
         self.greedy = greedy
+        self.dtype: FloatType = "float32"
         self.target = target
         self.drafter: Drafter = drafter
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
         """The target's, then the drafter's."""
-        return (*self.target.states, *self.drafter.states)
+        specs = (*self.target.states, *self.drafter.states)
+        return tuple(spec if spec.dtype == "int64" else replace(spec, dtype=self.dtype) for spec in specs)
+
+    def cast(self, dtype: FloatType) -> Self:
+        """Computes in `dtype` from now on: weights and caches are cast, rotary tables stay float32."""
+        self.dtype = dtype
+        for parameter in self.parameters():
+            parameter.data = parameter.data.to(getattr(torch, dtype))
+        return self
 
     @property
     def num_draft_tokens(self) -> int:

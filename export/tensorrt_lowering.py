@@ -1,0 +1,153 @@
+"""Replaces the nodes of dialect.py by standard ONNX that TensorRT's parser and builder take (backends.md §2).
+
+Strongly typed: a graph traced in float16 or bfloat16 stays so; norms, rotary, softmax of samples and the accept
+rule are float32 islands. Every size but those of the inputs is static.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from .bisection import lower_sample
+from .builder import Builder
+from .dialect import DOMAIN
+
+_LOWEST = {ir.DataType.FLOAT: -3.0e38, ir.DataType.BFLOAT16: -3.0e38, ir.DataType.FLOAT16: -65504.0}
+"""An additive mask's "not visible": an infinity would make a row without any visible key NaN."""
+
+
+def lower(model: ir.Model) -> ir.Model:
+    """The same graph, in place, in standard operators."""
+    graph = model.graph
+    lowering = _Lowering(Builder(graph))
+    for node in list(graph):
+        if node.domain != DOMAIN:
+            continue
+        old = node.outputs[0]
+        new = lowering.lower(node)
+        nodes = lowering.builder.take_nodes()
+        new.name, new.type, new.shape = old.name, old.type, old.shape
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        graph.insert_before(node, nodes)
+        graph.remove(node, safe=True)
+    model.opset_imports.pop(DOMAIN, None)
+    return model
+
+
+class _Lowering:
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+        self._masks: dict[tuple[ir.Value, ir.DataType, int], ir.Value] = {}
+        self._transposed: dict[ir.Value, ir.Value] = {}
+
+    def lower(self, node: ir.Node) -> ir.Value:
+        """The value that replaces a node's output."""
+        inputs = [value for value in node.inputs if value is not None]
+        op = self.builder.op
+        scale = node.attributes["scale"].as_float() if "scale" in node.attributes else 1.0
+        by_name: dict[str, Callable[[], ir.Value]] = {
+            "Linear": lambda: self._linear(*inputs),
+            "RmsNorm": lambda: op(
+                "RMSNormalization", inputs, axis=-1, epsilon=node.attributes["eps"].as_float(), stash_type=1
+            ),
+            "SplitHeads": lambda: self._split_heads(inputs[0], node.attributes["heads"].as_int()),
+            "Rotary": lambda: self._rotary(*inputs),
+            "SwiGlu": lambda: self._swiglu(inputs[0]),
+            "WriteCache": lambda: op("TensorScatter", inputs, axis=-2),
+            "WriteHistory": lambda: self._write_history(*inputs),
+            "Attention": lambda: self._attention(*inputs, scale=scale),
+            "DraftAttention": lambda: self._draft_attention(*inputs, scale=scale),
+            "TakeRows": lambda: self._take_rows(*inputs),
+            "Sample": lambda: lower_sample(self.builder, inputs),
+        }
+        return by_name[node.op_type]()
+
+    def _linear(self, x: ir.Value, weight: ir.Value) -> ir.Value:
+        if weight not in self._transposed:
+            self._transposed[weight] = self.builder.op("Transpose", [weight], perm=[1, 0])
+        return self.builder.op("MatMul", [x, self._transposed[weight]])
+
+    def _split_heads(self, x: ir.Value, heads: int) -> ir.Value:
+        shaped = self.builder.op("Reshape", [x, self.builder.constant([0, 0, heads, -1])])
+        return self.builder.op("Transpose", [shaped], perm=[0, 2, 1, 3])
+
+    def _merge_heads(self, x: ir.Value, width: int) -> ir.Value:
+        moved = self.builder.op("Transpose", [x], perm=[0, 2, 1, 3])
+        return self.builder.op("Reshape", [moved, self.builder.constant([0, 0, width])])
+
+    def _rotary(self, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
+        rotated = self.builder.op("RotaryEmbedding", [self._cast(x, ir.DataType.FLOAT, x.dtype), cos, sin])
+        return self._cast(rotated, x.dtype, ir.DataType.FLOAT)
+
+    def _swiglu(self, x: ir.Value) -> ir.Value:
+        gate, up = self.builder.op_with_outputs("Split", [x], 2, axis=-1, num_outputs=2)
+        return self.builder.op("Mul", [self.builder.op("Swish", [gate]), up])
+
+    def _write_history(self, history: ir.Value, tokens: ir.Value, start: ir.Value) -> ir.Value:
+        """int64 caches have no in-place layer: a scatter of a few kilobytes."""
+        op, const = self.builder.op, self.builder.constant
+        index = op("Add", [op("Unsqueeze", [start, const([1])]), const(np.arange(_static(tokens, 1)))])
+        return op("ScatterElements", [history, index, tokens], axis=1)
+
+    def _attention(self, q: ir.Value, keys: ir.Value, values: ir.Value, mask: ir.Value, *, scale: float) -> ir.Value:
+        return self._attend(q, keys, values, self._mask(mask, q.dtype, 0), scale)
+
+    def _draft_attention(
+        self,
+        q: ir.Value,
+        keys: ir.Value,
+        values: ir.Value,
+        mask: ir.Value,
+        new_keys: ir.Value,
+        new_values: ir.Value,
+        *,
+        scale: float,
+    ) -> ir.Value:
+        op, drafted = self.builder.op, _static(new_keys, 2)
+        all_keys = op("Concat", [keys, new_keys], axis=2)
+        all_values = op("Concat", [values, new_values], axis=2)
+        return self._attend(q, all_keys, all_values, self._mask(mask, q.dtype, drafted), scale, of=values)
+
+    def _attend(
+        self,
+        q: ir.Value,
+        keys: ir.Value,
+        values: ir.Value,
+        mask: ir.Value,
+        scale: float,
+        of: ir.Value | None = None,
+    ) -> ir.Value:
+        attributes: dict[str, Any] = {"TRT_decomposable": 1} if q.dtype == ir.DataType.FLOAT else {}
+        mixed = self.builder.op("Attention", [q, keys, values, mask], scale=scale, **attributes)
+        return self._merge_heads(mixed, _static(q, 1) * _static(of or values, 3))
+
+    def _mask(self, mask: ir.Value, dtype: ir.DataType | None, extra: int) -> ir.Value:
+        """[B, T, L] of 0 and -inf → [B, 1, T, L + extra] of the queries' type, `extra` more visible keys."""
+        assert dtype is not None
+        key = (mask, dtype, extra)
+        if key not in self._masks:
+            op, const = self.builder.op, self.builder.constant
+            finite = op("Max", [mask, const(_LOWEST[dtype])])
+            if extra:
+                finite = op("Pad", [finite, const([0, 0, 0, 0, 0, extra])])
+            typed = self._cast(finite, dtype, ir.DataType.FLOAT)
+            self._masks[key] = op("Unsqueeze", [typed, const([1])])
+        return self._masks[key]
+
+    def _take_rows(self, x: ir.Value, rows: ir.Value) -> ir.Value:
+        indices = self.builder.op("Unsqueeze", [rows, self.builder.constant([-1])])
+        return self.builder.op("GatherND", [x, indices], batch_dims=1)
+
+    def _cast(self, x: ir.Value, to: ir.DataType | None, now: ir.DataType | None) -> ir.Value:
+        return x if to == now else self.builder.op("Cast", [x], to=to)
+
+
+def _static(value: ir.Value, axis: int) -> int:
+    assert value.shape is not None
+    size = value.shape[axis]
+    assert isinstance(size, int)
+    return size
