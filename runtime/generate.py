@@ -234,4 +234,5 @@ def load(
     opened = open_bundle(Path(bundle), verify=verify, host=host())
     tokenizer = Tokenizer.load(opened.root)
     engine = OnnxRuntimeEngine(opened, num_slots=max_batch_size, num_threads=num_threads)
+    opened.confirm()  # a rebuild while it loaded would have mixed two bundles
     return LoadedBundle(opened, engine, tokenizer)
