@@ -1,0 +1,180 @@
+"""From names of checkpoints to a bundle: `graphspec build` and `graphspec.build`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+from graphspec.architecture import Resolution
+from graphspec.checkpoints import open_checkpoint
+from graphspec.errors import BuildError, ConfigError, UnsupportedError
+from graphspec.registry import registered
+from graphspec.resolution import complete_config, resolve
+from graphspec.speculative_config import SpeculativeConfig
+
+if TYPE_CHECKING:
+    from graphspec.export.build import Built
+
+StrPath = str | os.PathLike[str]
+Encoding = Literal["float32", "int8"]
+
+DEFAULT_BACKEND = "onnxruntime"
+PLANNED_BACKENDS = ("tensorrt", "tensorrt-rtx")
+ENCODINGS: tuple[Encoding, ...] = ("int8", "float32")
+PLANNED_ENCODINGS = ("int4", "bfloat16", "float16", "fp8")
+DEFAULT_MAX_BATCH_SIZE = 8
+_LIBRARIES = ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "onnxruntime")
+INSTALL = "pip install 'graphspec-llm[build,cpu]'"
+
+
+def build(
+    *,
+    model: StrPath,
+    out: StrPath,
+    draft_model_path: StrPath | None = None,
+    arch: str | None = None,
+    arch_modules: Sequence[str] = (),
+    backend: str = DEFAULT_BACKEND,
+    encoding: str = "int8",
+    max_length: int | None = None,
+    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+    widths: Sequence[int] | None = None,
+    dump_passes: StrPath | None = None,
+    overwrite: bool = False,
+    on_stage: Callable[[str], None] = lambda _: None,
+    **speculative: object,
+) -> Built:
+    """Writes the bundle at `out`, or finds it there, built from the same inputs.
+
+    `speculative` are fields of SpeculativeConfig by name; the pair decides what they leave open. `widths` are
+    the numbers of drafts a step may verify; None: all of 0 … K. `on_stage` is told what is being done. Raises
+    GraphspecError; nothing is left behind then.
+    """
+    _check_backend(backend)
+    numeric = _checked_encoding(encoding)
+    _check_counts(max_length, max_batch_size)
+    method = _early_method(speculative)
+    require_libraries()
+    on_stage("opening checkpoints")
+    pair = resolve_pair(model, draft_model_path, method=method, arch=arch, arch_modules=arch_modules)
+    # Settings without a method are those of the method that the pair resolved to.
+    config = SpeculativeConfig.parse({**speculative, "speculative_method": method or pair.architecture.methods[0]})
+    on_stage("loading torch")
+    from graphspec.export.build import BuildOptions
+    from graphspec.export.build import build as build_bundle
+
+    options = BuildOptions(
+        encoding=numeric,
+        max_length=max_length,
+        max_batch_size=max_batch_size,
+        widths=None if widths is None else tuple(widths),
+        dump_passes=None if dump_passes is None else Path(dump_passes),
+        command=_command(
+            {
+                "model": model,
+                "draft_model_path": draft_model_path,
+                "arch": arch,
+                "arch_module": list(arch_modules),
+                "encoding": encoding,
+                "max_length": max_length,
+                "max_batch_size": max_batch_size if max_batch_size != DEFAULT_MAX_BATCH_SIZE else None,
+                "widths": None if widths is None else ",".join(map(str, widths)),
+                **{name: value for name, value in speculative.items() if value != _default(name)},
+                "out": out,
+            }
+        ),
+    )
+    return build_bundle(pair, complete_config(config, pair), options, Path(out), overwrite=overwrite, on_stage=on_stage)
+
+
+def resolve_pair(
+    model: StrPath,
+    draft_model_path: StrPath | None = None,
+    *,
+    method: str | None = None,
+    arch: str | None = None,
+    arch_modules: Sequence[str] = (),
+) -> Resolution:
+    """The architecture of a pair, with both checkpoints open. Raises GraphspecError."""
+    architectures = registered(arch_modules)
+    target = open_checkpoint(model)
+    draft = None if draft_model_path is None else open_checkpoint(draft_model_path)
+    return resolve(target, draft, method, arch, architectures)
+
+
+def require_libraries(names: Sequence[str] = _LIBRARIES) -> None:
+    """Raises BuildError if a library of the build is not installed: before any work, not in the middle."""
+    if missing := [name for name in names if not _is_installed(name)]:
+        raise BuildError(f"building needs {', '.join(missing)}, which this installation leaves out: {INSTALL}")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ModuleNotFoundError, ValueError):
+        return False
+
+
+def _check_backend(backend: str) -> None:
+    if backend in PLANNED_BACKENDS:
+        raise UnsupportedError(f"backend '{backend}' is not available in this version; use {DEFAULT_BACKEND}")
+    if backend != DEFAULT_BACKEND:
+        raise ConfigError(f"backend {backend!r} is not known; use {DEFAULT_BACKEND}")
+
+
+def _checked_encoding(encoding: str) -> Encoding:
+    if encoding in PLANNED_ENCODINGS:
+        raise UnsupportedError(
+            f"encoding '{encoding}' is not available on backend '{DEFAULT_BACKEND}' in this version; "
+            f"use {' or '.join(ENCODINGS)}"
+        )
+    if encoding not in ENCODINGS:
+        raise ConfigError(f"encoding {encoding!r} is not known; use {' or '.join(ENCODINGS)}")
+    return encoding
+
+
+def _check_counts(max_length: int | None, max_batch_size: int) -> None:
+    if max_length is not None and max_length < 2:
+        raise ConfigError(f"--max-length {max_length}: a request needs a prompt token and an answer, so at least 2")
+    if max_batch_size < 1:
+        raise ConfigError(f"--max-batch-size {max_batch_size}: it must be at least 1")
+
+
+def _early_method(speculative: Mapping[str, object]) -> str | None:
+    """The method, if one is named; the settings are then checked before any file is opened."""
+    method = speculative.get("speculative_method")
+    if method is None:
+        # Which of them make sense is known when the pair is; that they exist is known now.
+        unknown = {name: value for name, value in speculative.items() if name not in SpeculativeConfig.model_fields}
+        SpeculativeConfig.parse(unknown)
+        return None
+    return SpeculativeConfig.parse(speculative).speculative_method
+
+
+def _default(name: str) -> object:
+    return SpeculativeConfig.model_fields[name].default
+
+
+def _command(values: Mapping[str, object]) -> str:
+    """The command line that does the same."""
+    words = ["graphspec", "build"]
+    for name, value in values.items():
+        flag = "-o" if name == "out" else "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        elif name == "arch_module":
+            words += [word for module in cast("list[str]", value) for word in (flag, module)]
+        elif value is not None:
+            words += [flag, _word(value)]
+    return shlex.join(words)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, list | tuple | dict):
+        return json.dumps(value, default=lambda item: item.model_dump())
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
