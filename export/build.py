@@ -29,7 +29,7 @@ from . import pipeline
 from .device import device_class, int8_weight_sign, probe_model
 from .invariance import is_row_invariant
 from .linear import WeightSign
-from .specialise import specialise
+from .specialise import specialise_step
 from .trace import trace
 from .weights import externalise
 
@@ -179,7 +179,7 @@ def _lower(
 
 def _write_portable(model: ir.Model, step: FusedStep, width: int, root: Path) -> dict[str, Any]:
     """The fused graph of one width, before any backend's lowering, with its weights as inputs."""
-    fixed = specialise(model, width=width, num_draft_tokens=step.num_draft_tokens, capacity=step.target.capacity)
+    fixed = specialise_step(model, width=width, num_draft_tokens=step.num_draft_tokens, capacity=step.target.capacity)
     pipeline.fold_constants(fixed)
     name = f"portable_{width}"
     pipeline.write_without_weights(fixed, root / "graphs" / f"{name}.onnx")

@@ -12,9 +12,11 @@ from pathlib import Path
 import onnx_ir as ir
 from onnxscript import optimizer
 
+from . import tensorrt_lowering
 from .fusion import fuse_residual_norms
 from .linear import Encoding, WeightSign
 from .onnxruntime_lowering import lower
+from .weights import weights_to_inputs
 
 OnPass = Callable[[str], None]
 
@@ -61,6 +63,16 @@ def onnxruntime(encoding: Encoding, weight_sign: WeightSign) -> tuple[Pass, ...]
     )
 
 
+TENSORRT = (
+    Pass("fold_sizes", fold_constants),
+    Pass("lower_tensorrt", tensorrt_lowering.lower),
+    Pass("share_lowered", share_subexpressions),
+    Pass("fold_lowered", fold_constants),
+    Pass("remove_unused", remove_unused),
+)
+"""From a graph of fixed sizes (specialise.py) to one that TensorRT compiles."""
+
+
 def run_passes(
     model: ir.Model, passes: Sequence[Pass], *, on_pass: OnPass, dump: Path | None = None, start: int = 0
 ) -> None:
@@ -76,9 +88,5 @@ def run_passes(
 def write_without_weights(model: ir.Model, path: Path) -> None:
     """Writes the graph for people to look at: large initializers become inputs of the same name."""
     clone = model.clone()
-    for name, value in list(clone.graph.initializers.items()):
-        if value.const_value is not None and value.const_value.nbytes > 4096:
-            del clone.graph.initializers[name]
-            value.const_value = None
-            clone.graph.inputs.append(value)
+    weights_to_inputs(clone)
     ir.save(clone, path)

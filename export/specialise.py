@@ -14,36 +14,65 @@ import onnx_ir as ir
 from .builder import Builder
 
 
-def specialise(model: ir.Model, *, width: int, num_draft_tokens: int, capacity: int) -> ir.Model:
-    """A copy that verifies `width` drafts in every row; the batch stays symbolic. Weights are shared."""
-    clone = model.clone()
-    graph = clone.graph
-    builder = Builder(graph, prefix="fixed")
-    inputs = {str(value.name): value for value in graph.inputs}
-    first = next(iter(graph))
-    carried = ir.Value(
-        name="tokens", shape=ir.Shape(["batch", num_draft_tokens + 1]), type=ir.TensorType(ir.DataType.INT64)
-    )
-    const = builder.constant
-    read = builder.op("Slice", [carried, const([0]), const([width + 1]), const([1])])
-    rows = builder.op("Shape", [inputs["kv_len"]])
-    replacements = {
-        "tokens": read,
-        "verify_offsets": const(np.arange(width + 1)),
-        "key_positions": const(np.arange(capacity)),
-        "n_tokens": builder.op("Expand", [const([width + 1]), rows]),
-        "n_known": builder.op("Expand", [const([1]), rows]),
-        "next_token": builder.op("Expand", [const([-1]), rows]),
-    }
-    for name, value in replacements.items():
-        value.type, value.shape = inputs[name].type, inputs[name].shape
-        ir.convenience.replace_all_uses_with(inputs[name], value)
-        graph.inputs.remove(inputs[name])
-    graph.inputs.insert(0, carried)
-    graph.insert_before(first, builder.take_nodes())
-    sizes = {"tokens": width + 1, "verified": width + 1, "visible": capacity, "capacity": capacity}
-    _fix_sizes(graph, {**sizes, "tokens + 1": width + 2})
-    return clone
+def specialise_step(
+    model: ir.Model, *, width: int, num_draft_tokens: int, capacity: int, batch: int | None = None
+) -> ir.Model:
+    """A copy that verifies `width` drafts in every row; batch None stays symbolic. Weights are shared."""
+    fixed = _Fixing(model, batch)
+    const = fixed.builder.constant
+    carried = fixed.new_input("tokens", num_draft_tokens + 1)
+    read = fixed.builder.op("Slice", [carried, const([0]), const([width + 1]), const([1])])
+    rows = fixed.builder.op("Shape", [fixed.inputs["kv_len"]])
+    fixed.replace("tokens", read)
+    for name, value in (("n_tokens", width + 1), ("n_known", 1), ("next_token", -1)):
+        fixed.replace(name, fixed.builder.op("Expand", [const([value]), rows]))
+    return fixed.finish(tokens=width + 1, verified=width + 1, capacity=capacity)
+
+
+def specialise_prefill(model: ir.Model, *, chunk: int, capacity: int, batch: int = 1) -> ir.Model:
+    """A copy that reads up to `chunk` prompt tokens of each row (design §4): tokens, n_tokens, next_token."""
+    fixed = _Fixing(model, batch)
+    fixed.replace("tokens", fixed.new_input("tokens", chunk))
+    fixed.replace("n_known", fixed.inputs["n_tokens"])
+    return fixed.finish(tokens=chunk, verified=1, capacity=capacity)
+
+
+class _Fixing:
+    """A copy of a traced graph whose inputs are being replaced by what they are known to be."""
+
+    def __init__(self, model: ir.Model, batch: int | None) -> None:
+        self._model = model.clone()
+        self._graph = self._model.graph
+        self._batch: int | str = "batch" if batch is None else batch
+        self._first = next(iter(self._graph))
+        self.builder = Builder(self._graph, prefix="fixed")
+        self.inputs = {str(value.name): value for value in self._graph.inputs}
+
+    def new_input(self, name: str, size: int) -> ir.Value:
+        """An input i64[batch, size] in place of the one of that name."""
+        value = ir.Value(name=name, shape=ir.Shape([self._batch, size]), type=ir.TensorType(ir.DataType.INT64))
+        self._graph.inputs.insert(0, value)
+        return value
+
+    def replace(self, name: str, value: ir.Value) -> None:
+        """What read the input reads `value` from now on."""
+        old = self.inputs[name]
+        if value.shape is None:
+            value.type, value.shape = old.type, old.shape
+        ir.convenience.replace_all_uses_with(old, value)
+        self._graph.inputs.remove(old)
+
+    def finish(self, *, tokens: int, verified: int, capacity: int) -> ir.Model:
+        """Fixes the remaining sizes."""
+        self.replace("verify_offsets", self.builder.constant(np.arange(verified)))
+        self.replace("key_positions", self.builder.constant(np.arange(capacity)))
+        self._graph.insert_before(self._first, self.builder.take_nodes())
+        sizes = {"tokens": tokens, "tokens + 1": tokens + 1, "verified": verified}
+        sizes |= {"visible": capacity, "capacity": capacity}
+        if isinstance(self._batch, int):
+            sizes["batch"] = self._batch
+        _fix_sizes(self._graph, sizes)
+        return self._model
 
 
 def _fix_sizes(graph: ir.Graph, sizes: Mapping[str, int]) -> None:

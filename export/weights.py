@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-_SAFETENSORS_TYPES = {"float32": "F32", "int64": "I64", "int8": "I8", "uint8": "U8", "float16": "F16", "bool": "BOOL"}
+_SAFETENSORS_TYPES = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 
 
 def derived(
@@ -59,17 +67,33 @@ def write_safetensors(path: Path, tensors: Mapping[str, ir.TensorProtocol]) -> d
     return {name: (start + offset, length) for name, (offset, length) in places.items()}
 
 
+def large_initializers(graph: ir.Graph, smallest: int = 1024) -> dict[str, ir.TensorProtocol]:
+    """The graph's weights: initializers of at least `smallest` bytes, by name."""
+    return {
+        name: value.const_value
+        for name, value in graph.initializers.items()
+        if value.const_value is not None and value.const_value.nbytes >= smallest
+    }
+
+
+def weights_to_inputs(model: ir.Model, smallest: int = 1024) -> list[str]:
+    """Turns the graph's weights into inputs of the same names, in place → the names."""
+    graph = model.graph
+    names = list(large_initializers(graph, smallest))
+    for name in names:
+        value = graph.initializers.pop(name)
+        value.const_value = None
+        graph.inputs.append(value)
+    return names
+
+
 def externalise(model: ir.Model, path: Path, location: str, *, smallest: int = 1024) -> None:
     """Moves every initializer of at least `smallest` bytes to a safetensors file that the graph refers to.
 
     `location` is the path of the file as the graph's own directory sees it.
     """
     graph = model.graph
-    large = {
-        name: value.const_value
-        for name, value in graph.initializers.items()
-        if value.const_value is not None and value.const_value.nbytes >= smallest
-    }
+    large = large_initializers(graph, smallest)
     places = write_safetensors(path, large)
     for name, (offset, length) in places.items():
         tensor, shape = large[name], ir.Shape(static_shape(large[name]))
