@@ -25,8 +25,9 @@ def open_checkpoint(
     name = os.fspath(model)
     if not name:
         raise CheckpointError("no model was named: pass a directory, a .gguf file, or a hub id org/name")
-    path = Path(name).expanduser()
-    if path.exists():
+    # Unlike pathlib's, these two take a name that no file could have without raising.
+    path = Path(os.path.expanduser(name))
+    if os.path.exists(path):
         if revision is not None:
             raise CheckpointError(f"{name} is a local path, and only a hub id has a revision ({revision!r})")
         return _open_path(path, name)
@@ -36,7 +37,7 @@ def open_checkpoint(
 
 
 def _looks_like_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(("/", ".gguf"))
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.lower().endswith(("/", ".gguf"))
 
 
 def _open_path(path: Path, name: str) -> Checkpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,7 +43,10 @@ def _state_dict(path: Path) -> dict[str, torch.Tensor]:
     try:
         # Files older than torch 1.6 are no zip archives and cannot be mapped.
         mapped = zipfile.is_zipfile(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        with warnings.catch_warnings():
+            # About pickle protocols; what cannot be loaded raises.
+            warnings.simplefilter("ignore", UserWarning)
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} is damaged or holds Python objects other than tensors, which are not loaded because "
