@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,18 +23,12 @@ from graphspec.checkpoints import Checkpoint, fingerprint
 from graphspec.errors import ConfigError
 from graphspec.manifest import Manifest
 from graphspec.speculative_config import SpeculativeConfig, refuse_unsupported
-from graphspec.staging import Stage, staging
+from graphspec.staging import staging
 
-from . import pipeline
-from .device import device_class, int8_weight_sign, probe_model
-from .invariance import is_row_invariant
-from .linear import WeightSign
-from .specialise import specialise_step
+from .onnxruntime_backend import OnnxRuntimeBackend
 from .trace import trace
-from .weights import externalise
 
 OnStage = Callable[[str], None]
-MIN_ONNXRUNTIME = "1.32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +74,7 @@ def build(
     on_stage("reading checkpoints")
     widths = _widths(options, config.draft_width)
     max_length = _max_length(options, resolution)
-    sign = int8_weight_sign() if options.encoding == "int8" else None
+    backend = OnnxRuntimeBackend(options.encoding)
     pair = _pair(resolution)
     key = input_key(
         {
@@ -91,7 +85,7 @@ def build(
             "max_length": max_length,
             "max_batch_size": options.max_batch_size,
             "widths": list(widths),
-            "device_class": device_class(sign),
+            "backend": backend.info,
             "versions": _versions(),
         }
     )
@@ -105,9 +99,7 @@ def build(
             raise ConfigError(f"--max-length {max_length} is more than the {allowed} tokens that the pair was made for")
         on_stage("tracing")
         model = trace(step)
-        graphs = _lower(model, step, stage, options, widths, sign, on_stage)
-        on_stage("comparing rows bit by bit")
-        row_invariant = is_row_invariant(stage.path, step.states, step.target.config.vocabulary)
+        written = backend.write(model, step, widths, stage.path, on_stage=on_stage, dump=options.dump_passes)
         on_stage("writing tokenizer")
         _write_tokenizer(resolution.target, stage.path)
         on_stage("hashing")
@@ -125,18 +117,11 @@ def build(
                 "max_batch_size": options.max_batch_size,
                 "capacity": capacity,
                 "max_length": max_length,
-                "prefill_chunks": "dynamic",
                 "encoding": options.encoding,
                 "variants": ("greedy",) if step.greedy else ("sampling",),
                 "eos_token_ids": _eos_token_ids(resolution.target),
-                "backend": {
-                    "name": "onnxruntime",
-                    "version": onnxruntime.__version__,
-                    "min_version": MIN_ONNXRUNTIME,
-                    "device_class": device_class(sign),
-                },
-                "row_invariant": row_invariant,
-                "graphs": graphs,
+                "backend": backend.info,
+                **written,
                 "states": [
                     {"input": s.name, "output": f"{s.name}.next", "dtype": s.dtype, "shape": s.shape}
                     for s in step.states
@@ -144,53 +129,6 @@ def build(
             }
         )
     return Built(manifest=manifest, was_cached=False)
-
-
-def _lower(
-    model: ir.Model,
-    step: FusedStep,
-    stage: Stage,
-    options: BuildOptions,
-    widths: tuple[int, ...],
-    sign: WeightSign | None,
-    on_stage: OnStage,
-) -> list[dict[str, Any]]:
-    """Writes weights and graphs → the manifest's entries for the graphs."""
-
-    def run(passes: Sequence[pipeline.Pass], start: int) -> None:
-        pipeline.run_passes(
-            model, passes, on_pass=lambda name: on_stage(f"pass {name}"), dump=options.dump_passes, start=start
-        )
-
-    root = stage.path
-    for folder in ("weights", "graphs"):
-        (root / folder).mkdir()
-    run(pipeline.PORTABLE, 0)
-    entries = [_write_portable(model, step, width, root) for width in widths]
-    run(pipeline.onnxruntime(options.encoding, sign or "uint8"), len(pipeline.PORTABLE))
-    on_stage("writing weights")
-    externalise(model, root / "weights" / "model.safetensors", "weights/model.safetensors")
-    ir.save(model, root / "graphs" / "any.onnx")
-    if sign == "int8":
-        (root / "graphs" / "int8_probe.onnx").write_bytes(probe_model())
-    entry = {"name": "any", "file": "graphs/any.onnx", "role": "any", "widths": widths, "batch_sizes": "dynamic"}
-    return [entry | _interface(model, step), *entries]
-
-
-def _write_portable(model: ir.Model, step: FusedStep, width: int, root: Path) -> dict[str, Any]:
-    """The fused graph of one width, before any backend's lowering, with its weights as inputs."""
-    fixed = specialise_step(model, width=width, num_draft_tokens=step.num_draft_tokens, capacity=step.target.capacity)
-    pipeline.fold_constants(fixed)
-    name = f"portable_{width}"
-    pipeline.write_without_weights(fixed, root / "graphs" / f"{name}.onnx")
-    entry = {
-        "name": name,
-        "file": f"graphs/{name}.onnx",
-        "role": "portable",
-        "widths": (width,),
-        "batch_sizes": "dynamic",
-    }
-    return entry | _interface(fixed, step)
 
 
 def _load(resolution: Resolution, config: SpeculativeConfig, capacity: int) -> FusedStep:
@@ -282,18 +220,3 @@ def _write_tokenizer(target: Checkpoint, root: Path) -> None:
     (root / "tokenizer").mkdir()
     for name, content in target.tokenizer_files().items():
         (root / "tokenizer" / name).write_bytes(content)
-
-
-def _interface(model: ir.Model, step: FusedStep) -> dict[str, Any]:
-    return {
-        "inputs": [_tensor_entry(value) for value in model.graph.inputs],
-        "outputs": [_tensor_entry(value) for value in model.graph.outputs],
-        "aliases": {f"{spec.name}.next": spec.name for spec in step.states},
-    }
-
-
-def _tensor_entry(value: ir.Value) -> dict[str, Any]:
-    assert value.shape is not None
-    assert value.dtype is not None
-    shape = [dim if isinstance(dim, int) else str(dim.value) for dim in value.shape]
-    return {"name": value.name, "dtype": value.dtype.numpy().name, "shape": shape}

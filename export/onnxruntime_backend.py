@@ -1,0 +1,86 @@
+"""Writing graphs and weights for ONNX Runtime on a CPU: one dynamic graph serves every width (design §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import onnxruntime
+
+from graphspec.architectures.step import FusedStep
+
+from . import pipeline
+from .device import device_class, int8_weight_sign, probe_model
+from .interface import graph_entry
+from .invariance import is_row_invariant
+from .linear import Encoding, WeightSign
+from .specialise import specialise_step
+from .weights import externalise
+
+MIN_VERSION = "1.32"
+"""The release that every claim about operators and equal bits was measured on."""
+
+
+class OnnxRuntimeBackend:
+    """One encoding on this machine's CPU."""
+
+    name = "onnxruntime"
+
+    def __init__(self, encoding: Encoding) -> None:
+        self._encoding = encoding
+        self._sign: WeightSign | None = int8_weight_sign() if encoding == "int8" else None
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The manifest's `backend`."""
+        return {
+            "name": self.name,
+            "version": onnxruntime.__version__,
+            "min_version": MIN_VERSION,
+            "device_class": device_class(self._sign),
+        }
+
+    def write(
+        self,
+        model: ir.Model,
+        step: FusedStep,
+        widths: tuple[int, ...],
+        root: Path,
+        *,
+        on_stage: Callable[[str], None],
+        dump: Path | None,
+    ) -> dict[str, Any]:
+        """Writes graphs/ and weights/ below `root` → the manifest fields that describe them."""
+
+        def run(passes: Sequence[pipeline.Pass], start: int) -> None:
+            on_pass = lambda name: on_stage(f"pass {name}")  # noqa: E731
+            pipeline.run_passes(model, passes, on_pass=on_pass, dump=dump, start=start)
+
+        for folder in ("weights", "graphs"):
+            (root / folder).mkdir()
+        run(pipeline.PORTABLE, 0)
+        portable = [self._write_portable(model, step, width, root) for width in widths]
+        run(pipeline.onnxruntime(self._encoding, self._sign or "uint8"), len(pipeline.PORTABLE))
+        on_stage("writing weights")
+        externalise(model, root / "weights" / "model.safetensors", "weights/model.safetensors")
+        ir.save(model, root / "graphs" / "any.onnx")
+        if self._sign == "int8":
+            (root / "graphs" / "int8_probe.onnx").write_bytes(probe_model())
+        on_stage("comparing rows bit by bit")
+        return {
+            "prefill_chunks": "dynamic",
+            "row_invariant": is_row_invariant(root, step.states, step.target.config.vocabulary),
+            "graphs": [graph_entry("any", "graphs/any.onnx", "any", widths, model, step), *portable],
+        }
+
+    def _write_portable(self, model: ir.Model, step: FusedStep, width: int, root: Path) -> dict[str, Any]:
+        """The fused graph of one width, before any backend's lowering, with its weights as inputs."""
+        capacity = step.target.capacity
+        fixed = specialise_step(model, width=width, num_draft_tokens=step.num_draft_tokens, capacity=capacity)
+        pipeline.fold_constants(fixed)
+        name = f"portable_{width}"
+        file = f"graphs/{name}.onnx"
+        pipeline.write_without_weights(fixed, root / file)
+        return graph_entry(name, file, "portable", (width,), fixed, step)
