@@ -1,0 +1,263 @@
+"""`graphspec build`: the bundle it writes, the inputs it refuses, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_line import Command
+
+import graphspec
+from graphspec.bundle import read_manifest
+from graphspec.errors import ConfigError
+
+GRAPHSPEC = [sys.executable, "-m", "graphspec"]
+
+
+def test_one_line_says_what_was_built_and_a_second_build_is_a_cache_hit(
+    bundle: Path, build_args: list[str], run: Command
+) -> None:
+    before = (bundle / "manifest.json").stat().st_ino
+    result = run(*build_args)
+    assert result.status == 0
+    (line,) = result.out.splitlines()
+    assert line.startswith(f"{bundle}: UnifiedNgramLlama3ForCausalLM, K 3, widths 0 3, int8, ")
+    assert "cached (" in line
+    assert (bundle / "manifest.json").stat().st_ino == before
+
+
+def test_flags_reach_the_bundle(bundle: Path) -> None:
+    manifest = read_manifest(bundle)
+    assert manifest.widths == (0, 3)
+    assert (manifest.max_length, manifest.max_batch_size) == (96, 2)
+    chosen = {
+        name: manifest.speculative[name] for name in ("speculative_method", "num_speculative_tokens", "ngram_max")
+    }
+    assert chosen == {"speculative_method": "ngram", "num_speculative_tokens": 3, "ngram_max": 2}
+
+
+def test_the_recorded_command_builds_the_same_bundle(bundle: Path, run: Command) -> None:
+    program, *args = shlex.split(read_manifest(bundle).build_command)
+    assert program == "graphspec"
+    assert "cached (" in run(*args).out
+
+
+def test_the_python_function_does_the_same(bundle: Path, checkpoints: Path) -> None:
+    stages: list[str] = []
+    built = graphspec.build(
+        model=checkpoints / "target",
+        out=bundle,
+        num_speculative_tokens=3,
+        ngram_max=2,
+        max_length=96,
+        max_batch_size=2,
+        widths=(0, 3),
+        on_stage=stages.append,
+    )
+    assert built.was_cached
+    assert stages[0] == "opening checkpoints"
+    with pytest.raises(ConfigError, match="num_tokens is not a known setting"):
+        graphspec.build(model=checkpoints / "target", out=bundle, num_tokens=3)
+
+
+@pytest.mark.usefixtures("bundle")
+def test_flags_override_the_config_file(build_args: list[str], run: Command, tmp_path: Path) -> None:
+    file = tmp_path / "pair.toml"
+    file.write_text('[fast]\nspeculative_method = "ngram"\nnum_speculative_tokens = 7\nngram_max = 2\n')
+    without = [word for pair in zip(build_args[1::2], build_args[2::2], strict=True) for word in pair]
+    at = without.index("--ngram-max")
+    rest = without[:at] + without[at + 2 :]
+    result = run("build", "--config-file", file, "--section-name", "fast", *rest)
+    assert (result.status, result.errors) == (0, [])
+    assert "cached (" in result.out
+
+
+def test_other_inputs_never_overwrite_a_bundle_unasked(bundle: Path, build_args: list[str], run: Command) -> None:
+    result = run(*build_args, "--encoding", "float32")
+    assert result.status == 1
+    (line,) = result.errors
+    assert line == f"error: {bundle} exists: pass --overwrite to replace it, or choose another place"
+    assert read_manifest(bundle).encoding == "int8"
+
+
+def corrupt_header(folder: Path) -> Path:
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:8] + b"{nonsense" + content[17:])
+    return folder
+
+
+def truncated_gguf(folder: Path) -> Path:
+    path = folder.with_suffix(".gguf")
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 12, 20))
+    return path
+
+
+def not_a_checkpoint(folder: Path) -> Path:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "notes.txt").write_text("nothing here")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: folder / "missing", "no such file or directory"),
+        (not_a_checkpoint, "config.json"),
+        (corrupt_header, "model.safetensors"),
+        (truncated_gguf, "is truncated or damaged"),
+    ],
+    ids=["wrong path", "not a checkpoint", "corrupt safetensors header", "truncated GGUF"],
+)
+def test_a_damaged_checkpoint_is_one_line_and_leaves_nothing(
+    damage: Callable[[Path], Path], said: str, checkpoints: Path, tmp_path: Path, run: Command
+) -> None:
+    model = damage(Path(shutil.copytree(checkpoints / "target", tmp_path / "model")))
+    result = run("build", "--model", model, "-o", tmp_path / "new" / "out")
+    assert (result.status, result.out) == (1, "")
+    (line,) = result.errors
+    assert line.startswith("error: ")
+    assert said in line
+    assert model.name in line
+    assert not (tmp_path / "new").exists()
+
+
+def test_mismatched_vocabularies_are_named_with_both_sizes(checkpoints: Path, tmp_path: Path, run: Command) -> None:
+    import tiny
+
+    draft = tiny.save_llama(tmp_path / "draft", layers=1, vocab_size=120)
+    result = run("build", "--model", checkpoints / "target", "--draft-model-path", draft, "-o", tmp_path / "out")
+    assert result.status == 1
+    (line,) = result.errors
+    assert "128" in line
+    assert "120" in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--arch UnifiedNgramLlama2ForCausalLM", "did you mean UnifiedNgramLlama3ForCausalLM?"),
+        ("--arch-module no.such", "there is no module of that name"),
+        ("--backend tensorrt", "backend 'tensorrt' is not available in this version"),
+        ("--backend tensorrt-rtx", "backend 'tensorrt-rtx' is not available in this version"),
+        ("--backend cuda", "backend 'cuda' is not known"),
+        ("--encoding int4", "encoding 'int4' is not available on backend 'onnxruntime'"),
+        ("--encoding int3", "encoding 'int3' is not known"),
+        ("--max-batch-size 0", "--max-batch-size 0: it must be at least 1"),
+        ("--max-length 1", "--max-length 1"),
+        ("--max-length 9999", "--max-length 9999 is more than the 256 tokens"),
+        ("--widths 0,9", "--widths 9 is outside 0 … 4"),
+        ("--num-speculative-tokens 0", "num_speculative_tokens must be at least 1"),
+        ("--num-speculative-tokens many", "num_speculative_tokens: input should be a valid integer"),
+        ("--speculative-method beagle", "speculative_method: input should be 'eagle'"),
+        ("--speculative-method mtp", "no registered architecture serves"),
+        ("--speculative-method ngram --ngram-min 3 --ngram-max 2", "are not a range"),
+        ("--synthetic-acceptance-rate 0.5", "is not supported by architecture UnifiedNgramLlama3ForCausalLM"),
+        ("--draft-proposal sampled", "--draft-proposal is not supported by architecture"),
+        ("--logit-penalties", "--logit-penalties is not supported by architecture"),
+        ("--config-file nowhere.toml", "cannot read nowhere.toml"),
+    ],
+)
+def test_a_setting_that_cannot_be_honoured_is_one_line(
+    flags: str, said: str, checkpoints: Path, tmp_path: Path, run: Command
+) -> None:
+    result = run("build", "--model", checkpoints / "target", *flags.split(), "-o", tmp_path / "out")
+    assert (result.status, result.out) == (1, "")
+    (line,) = result.errors
+    assert line.startswith("error: ")
+    assert said in line
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_architecture_module_of_the_current_folder_is_found(
+    tmp_path: Path, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "house_arch.py").write_text("ARCHITECTURES = ()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    before = list(sys.path)
+    assert run("archs", "--arch-module", "house_arch").status == 0
+    assert sys.path == before
+
+
+def test_without_the_build_libraries_one_line_says_what_to_install(checkpoints: Path, tmp_path: Path) -> None:
+    code = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "onnx"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+from graphspec.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+    command = [sys.executable, "-c", code, "build", "--model", str(checkpoints / "target"), "-o", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: building needs torch, onnx, which this installation leaves out: "
+        "pip install 'graphspec-llm[build,cpu]'\n"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["tracing", "writing weights"])
+def test_ctrl_c_in_the_middle_of_a_build_leaves_nothing(stage: str, checkpoints: Path, tmp_path: Path) -> None:
+    command = [*GRAPHSPEC, "build", "--model", str(checkpoints / "target"), "-o", str(tmp_path / "new" / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as build:
+        assert build.stderr is not None
+        assert any(stage in line for line in build.stderr), "the build ended before that stage"
+        build.send_signal(signal.SIGINT)
+        out, err = build.communicate(timeout=60)
+    assert (build.returncode, out) == (130, "")
+    assert err.splitlines()[-1] == "interrupted"
+    assert os.listdir(tmp_path) == []
+
+
+SMALL_DISK = """
+set -e
+mount -t tmpfs -o size="$1" tmpfs "$2"
+shift; disk="$1"; shift
+status=0
+"$@" || status=$?
+ls -A "$disk"
+exit $status
+"""
+
+
+def on_small_disk(size: int, disk: Path, command: list[object]) -> subprocess.CompletedProcess[str]:
+    """Runs a command with a file system of `size` bytes at `disk`, then lists what is left there."""
+    disk.mkdir()
+    unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "mount -t tmpfs tmpfs /mnt"]).returncode:
+        pytest.skip("this system lets no ordinary user mount a file system")
+    words = [*unshare, SMALL_DISK, "sh", str(size), str(disk), *map(str, command)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "traced"),
+    [(64 << 10, False), (0, True)],
+    ids=["before the work", "in the middle"],
+)
+def test_a_full_disk_is_one_line_and_leaves_nothing(size: int, traced: bool, checkpoints: Path, tmp_path: Path) -> None:
+    target = checkpoints / "target"
+    # Float32 weights fill a disk of their own size; the graphs do not fit beside them.
+    size = size or (target / "model.safetensors").stat().st_size + (16 << 10)
+    disk = tmp_path / "disk"
+    command = [*GRAPHSPEC, "build", "--model", target, "--encoding", "float32", "-o", disk / "out"]
+    done = on_small_disk(size, disk, command)
+    assert (done.returncode, done.stdout) == (1, "")
+    *progress, line = done.stderr.splitlines()
+    assert line.startswith(f"error: disk full: {disk}/out cannot be written")
+    assert any(shown.endswith("] tracing") for shown in progress) is traced
