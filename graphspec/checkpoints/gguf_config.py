@@ -34,7 +34,7 @@ def make_config(header: GgufHeader) -> dict[str, Any]:
         "intermediate_size": header.integer(f"{arch}.feed_forward_length"),
         "num_hidden_layers": header.integer(f"{arch}.block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": header.get_integer(f"{arch}.attention.head_count_kv") or num_heads,
+        "num_key_value_heads": header.integer(f"{arch}.attention.head_count_kv", default=num_heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": epsilon,
@@ -85,7 +85,7 @@ def _head_dim(header: GgufHeader, arch: str, hidden_size: int, num_heads: int) -
     rotary = header.get_integer(f"{arch}.rope.dimension_count")
     key = header.get_integer(f"{arch}.attention.key_length")
     value = header.get_integer(f"{arch}.attention.value_length")
-    head_dim = key or rotary or hidden_size // num_heads
+    head_dim = key or hidden_size // num_heads  # llama.cpp's default too, whatever the rotary part
     if (rotary or head_dim) != head_dim or (value or head_dim) != head_dim:
         raise CheckpointError(
             f"{header.path}: keys of {head_dim}, values of {value or head_dim} and a rotary part of "

@@ -147,7 +147,9 @@ def _dequantize(path: Path, name: str, kind: str, content: np.ndarray) -> np.nda
     step, done = _BLOCKS_AT_ONCE * block_bytes, 0
     try:
         for start in range(0, content.size, step):
-            part = dequantize(content[start : start + step].reshape(1, -1), quantization).reshape(-1)
+            # Scales that overflow become NaN, which is looked for afterwards and reported by tensor.
+            with np.errstate(all="ignore"):
+                part = dequantize(content[start : start + step].reshape(1, -1), quantization).reshape(-1)
             values[done : done + part.size] = part
             done += part.size
     except NotImplementedError as error:

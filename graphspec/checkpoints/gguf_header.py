@@ -55,6 +55,8 @@ class GgufHeader:
         value = self.fields.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             self._wrong_type(key, "a number")
+        if value is not None and not math.isfinite(value):
+            self._wrong_type(key, f"finite, not {value}")
         return value
 
     def get_text(self, key: str) -> str | None:
@@ -85,9 +87,11 @@ class GgufHeader:
             self._wrong_type(key, "a list of integers")
         return [int(item) for item in value]
 
-    def integer(self, key: str) -> int:
-        """A positive integer that must be there."""
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer that must be there unless it has a default."""
         value = self.get_integer(key)
+        if value is None and default is not None:
+            return default
         if value is None:
             raise CheckpointError(f"{self.path} has no metadata field {key}")
         if value < 1:
@@ -185,7 +189,7 @@ def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
             raise CheckpointError(f"{path} is damaged: tensor {name} is there twice")
         tensors[name] = _tensor(cursor, name)
     header = GgufHeader(path, fields, tensors)
-    alignment = header.integer("general.alignment") if "general.alignment" in fields else 32
+    alignment = header.integer("general.alignment", default=32)
     start = -(-cursor.at // alignment) * alignment
     return GgufHeader(path, fields, _placed(path, tensors, start, len(data)))
 

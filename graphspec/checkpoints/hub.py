@@ -23,6 +23,11 @@ def open_hub(repo: str, revision: str | None, cache_dir: Path | None) -> StoredC
     folder = _download(repo, revision, cache_dir, (*_COMMON, *_SAFETENSORS))
     if not any(folder.glob("*.safetensors")):
         folder = _download(repo, revision, cache_dir, (*_COMMON, *_BIN))
+    if not (any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))):
+        raise CheckpointError(
+            f"the hub's repository {repo!r} is not a checkpoint: it has neither safetensors nor "
+            "pytorch_model.bin weights; from a repository of GGUF files, download one .gguf and pass its path"
+        )
     return open_directory(folder, repo)
 
 
@@ -62,7 +67,7 @@ def _reason(error: Exception, revision: str | None) -> str:
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         cause = error.__cause__ or error
         return (
-            f"the hub could not be reached ({_first_line(cause)}) and it is not in the hub's cache: "
+            f"the hub could not be reached ({_first_line(cause)}) and it is not whole in the hub's cache: "
             "check the network, or pass a local directory"
         )
     return f"downloading it from the hub failed: {type(error).__name__}: {_first_line(error)}"
