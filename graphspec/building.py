@@ -80,6 +80,7 @@ def build(
                 "draft_model_path": draft_model_path,
                 "arch": arch,
                 "arch_module": list(arch_modules),
+                "backend": backend if backend != DEFAULT_BACKEND else None,
                 "encoding": encoding,
                 "max_length": max_length,
                 "max_batch_size": max_batch_size if max_batch_size != DEFAULT_MAX_BATCH_SIZE else None,
