@@ -33,6 +33,9 @@ class DecoderConfig:
     """Longest sequence the checkpoint was made for, in tokens."""
     qk_norm: bool = False
     attention_bias: bool = False
+    """On q, k and v."""
+    output_bias: bool = False
+    """On the projection after attention: of EAGLE heads with biases, only some have it."""
     mlp_bias: bool = False
     tied: bool = False
 
@@ -54,6 +57,7 @@ class DecoderConfig:
             max_positions=int(config.get("max_position_embeddings") or 2048),
             qk_norm=qk_norm,
             attention_bias=bool(config.get("attention_bias", False)),
+            output_bias=bool(config.get("attention_bias", False)),
             mlp_bias=bool(config.get("mlp_bias", False)),
             tied=bool(config.get("tie_word_embeddings", False)),
         )
@@ -123,7 +127,7 @@ class Attention(nn.Module):
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.scale = config.head_dim**-0.5
         self.qkv = Linear(inputs or config.hidden, query + 2 * key, bias=config.attention_bias)
-        self.output = Linear(query, config.hidden, bias=config.attention_bias)
+        self.output = Linear(query, config.hidden, bias=config.output_bias)
         self.q_norm = Norm(config.head_dim, config.eps) if config.qk_norm else None
         self.k_norm = Norm(config.head_dim, config.eps) if config.qk_norm else None
 

@@ -19,11 +19,12 @@ def layer_sources(parameter: str, tensor: str, config: DecoderConfig, *, input_n
 def attention_sources(parameter: str, tensor: str, config: DecoderConfig) -> dict[str, Source]:
     """q, k and v stacked; o; norms of q and k where the family has them."""
     rows = (config.heads * config.head_dim, *[config.kv_heads * config.head_dim] * 2)
-    sources = {}
+    sources = {f"{parameter}.output.weight": one(f"{tensor}.o_proj.weight")}
+    if config.output_bias:
+        sources[f"{parameter}.output.bias"] = one(f"{tensor}.o_proj.bias")
     for part in ("weight", "bias") if config.attention_bias else ("weight",):
         names = tuple(f"{tensor}.{projection}_proj.{part}" for projection in "qkv")
         sources[f"{parameter}.qkv.{part}"] = Source(names, rows)
-        sources[f"{parameter}.output.{part}"] = one(f"{tensor}.o_proj.{part}")
     if config.qk_norm:
         for norm in ("q_norm", "k_norm"):
             sources[f"{parameter}.{norm}.weight"] = one(f"{tensor}.{norm}.weight")

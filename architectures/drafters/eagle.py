@@ -95,7 +95,11 @@ def load_drafter(
     raw: Mapping[str, Any] = draft.config.get("model") or draft.config
     renamed = RenamedCheckpoint(draft)
     shape = DecoderConfig.read({"vocab_size": target.config.vocabulary, **raw})
-    shape = replace(shape, attention_bias="layers.0.self_attn.q_proj.bias" in renamed)
+    shape = replace(
+        shape,
+        attention_bias="layers.0.self_attn.q_proj.bias" in renamed,
+        output_bias="layers.0.self_attn.o_proj.bias" in renamed,
+    )
     if shape.hidden != target.config.hidden:
         raise CheckpointError(
             f"draft '{draft.name}' has hidden size {shape.hidden} and the target {target.config.hidden}: "

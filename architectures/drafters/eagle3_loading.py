@@ -61,6 +61,7 @@ def _shape(draft: Checkpoint, renamed: RenamedCheckpoint, target: DecoderTarget)
         shape,
         qk_norm="layers.0.self_attn.q_norm.weight" in renamed,
         attention_bias="layers.0.self_attn.q_proj.bias" in renamed,
+        output_bias="layers.0.self_attn.o_proj.bias" in renamed,
     )
 
 
@@ -171,8 +172,9 @@ def _offsets(renamed: RenamedCheckpoint, drafter: Eagle3Drafter, target: Decoder
         )
     ids = torch.arange(len(offsets)) + offsets
     if int(ids.min()) < 0 or int(ids.max()) >= target.config.vocabulary:
+        outside = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
         raise CheckpointError(
-            f"draft '{renamed.name}': d2t points at token {int(ids.max())}, and the target's vocabulary ends at "
-            f"{target.config.vocabulary - 1}"
+            f"draft '{renamed.name}': d2t points at token {outside}, and the target's vocabulary ends at "
+            f"{target.config.vocabulary - 1}; the draft was made for another target"
         )
     return offsets

@@ -55,7 +55,7 @@ def _save(path: Path, kind: Any, config: Any, seed: int) -> Path:
             if "norm" in name:
                 parameter.uniform_(0.5, 1.5)
     model.save_pretrained(path)
-    save_tokenizer(path)
+    save_tokenizer(path, config.vocab_size)
     return path
 
 
@@ -70,22 +70,41 @@ def save_tokenizer(path: Path, vocabulary: int = VOCABULARY) -> None:
     tokenizer.save(str(path / "tokenizer.json"))
 
 
-def _layer(
-    generator: torch.Generator, prefix: str, *, inputs: int = HIDDEN, input_norm: bool = True
+def layer_tensors(
+    generator: torch.Generator,
+    prefix: str,
+    *,
+    inputs: int = HIDDEN,
+    hidden: int = HIDDEN,
+    input_norm: bool = True,
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
 ) -> dict[str, Tensor]:
+    """One decoder layer of 4 query and 2 key heads of 16; `inputs`: what its attention reads."""
     tensors = {
         f"{prefix}.self_attn.q_proj.weight": _random(generator, 64, inputs),
         f"{prefix}.self_attn.k_proj.weight": _random(generator, 32, inputs),
         f"{prefix}.self_attn.v_proj.weight": _random(generator, 32, inputs),
-        f"{prefix}.self_attn.o_proj.weight": _random(generator, HIDDEN, 64),
-        f"{prefix}.mlp.gate_proj.weight": _random(generator, 128, HIDDEN),
-        f"{prefix}.mlp.up_proj.weight": _random(generator, 128, HIDDEN),
-        f"{prefix}.mlp.down_proj.weight": _random(generator, HIDDEN, 128),
-        f"{prefix}.post_attention_layernorm.weight": _norm(generator, HIDDEN),
+        f"{prefix}.self_attn.o_proj.weight": _random(generator, hidden, 64),
+        f"{prefix}.mlp.gate_proj.weight": _random(generator, 128, hidden),
+        f"{prefix}.mlp.up_proj.weight": _random(generator, 128, hidden),
+        f"{prefix}.mlp.down_proj.weight": _random(generator, hidden, 128),
+        f"{prefix}.post_attention_layernorm.weight": _norm(generator, hidden),
     }
     if input_norm:
-        tensors[f"{prefix}.input_layernorm.weight"] = _norm(generator, HIDDEN)
+        tensors[f"{prefix}.input_layernorm.weight"] = _norm(generator, hidden)
+    if qkv_bias:
+        for name, rows in (("q", 64), ("k", 32), ("v", 32)):
+            tensors[f"{prefix}.self_attn.{name}_proj.bias"] = _random(generator, rows)
+    if qk_norm:
+        for name in ("q_norm", "k_norm"):
+            tensors[f"{prefix}.self_attn.{name}.weight"] = _norm(generator, 16)
     return tensors
+
+
+def unsaturated(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Queries and keys so small that no softmax saturates: one that does amplifies rounding a thousandfold."""
+    return {name: x * 0.3 if name.endswith(("q_proj.weight", "k_proj.weight")) else x for name, x in tensors.items()}
 
 
 def _random(generator: torch.Generator, *shape: int, std: float = 0.2) -> Tensor:
@@ -111,30 +130,54 @@ _DRAFT_CONFIG = {
 }
 
 
-def save_eagle(path: Path, *, seed: int = 1, fc_bias: bool = False, **changes: Any) -> Path:
-    """An EAGLE-1/2 head as published: LlamaForCausalLM, no norm before the first attention."""
+def eagle_tensors(
+    seed: int = 1, *, fc_bias: bool = False, qkv_bias: bool = False, layers: int = 1
+) -> dict[str, Tensor]:
+    """An EAGLE-1/2 head's tensors: no norm before the first attention."""
     generator = torch.Generator().manual_seed(seed)
-    tensors = {"fc.weight": _random(generator, HIDDEN, 2 * HIDDEN), **_layer(generator, "layers.0", input_norm=False)}
+    tensors = {"fc.weight": _random(generator, HIDDEN, 2 * HIDDEN)}
+    for layer in range(layers):
+        tensors |= layer_tensors(generator, f"layers.{layer}", input_norm=layer > 0, qkv_bias=qkv_bias)
     if fc_bias:
         tensors["fc.bias"] = _random(generator, HIDDEN)
-    return _save_draft(
-        path, {**_DRAFT_CONFIG, "architectures": ["LlamaForCausalLM"], "bias": fc_bias, **changes}, tensors
-    )
+    return tensors
+
+
+def save_eagle(path: Path, tensors: dict[str, Tensor] | None = None, **changes: Any) -> Path:
+    """An EAGLE-1/2 head as published (LlamaForCausalLM), or with other tensors and config keys."""
+    config = {**_DRAFT_CONFIG, "architectures": ["LlamaForCausalLM"], "bias": False, **changes}
+    return save_draft(path, config, tensors if tensors is not None else eagle_tensors())
 
 
 def eagle3_tensors(
-    seed: int = 2, *, num_taps: int = 3, prefix: str = "midlayer", pruned: bool = True
+    seed: int = 2,
+    *,
+    num_taps: int = 3,
+    prefix: str = "midlayer",
+    pruned: bool = True,
+    hidden: int = HIDDEN,
+    layers: int = 1,
+    qk_norm: bool = False,
+    qkv_bias: bool = False,
 ) -> dict[str, Tensor]:
     """An EAGLE-3 head's tensors; pruned: 32 of the 128 tokens, with d2t and t2d."""
     generator = torch.Generator().manual_seed(seed)
     rows = PRUNED if pruned else VOCABULARY
     tensors = {
-        "fc.weight": _random(generator, HIDDEN, num_taps * HIDDEN, std=0.1),
-        **_layer(generator, prefix, inputs=2 * HIDDEN),
-        f"{prefix}.hidden_norm.weight": _norm(generator, HIDDEN),
-        "norm.weight": _norm(generator, HIDDEN),
-        "lm_head.weight": _random(generator, rows, HIDDEN),
+        "fc.weight": _random(generator, hidden, num_taps * HIDDEN, std=0.1),
+        f"{prefix}.hidden_norm.weight": _norm(generator, hidden),
+        "norm.weight": _norm(generator, hidden),
+        "lm_head.weight": _random(generator, rows, hidden),
     }
+    for layer in range(layers):
+        tensors |= layer_tensors(
+            generator,
+            prefix if layer == 0 else f"layers.{layer}",
+            inputs=hidden if layer else 2 * hidden,
+            hidden=hidden,
+            qk_norm=qk_norm,
+            qkv_bias=qkv_bias,
+        )
     if pruned:
         kept = torch.randperm(VOCABULARY, generator=generator)[:PRUNED].sort().values
         tensors["d2t"] = kept - torch.arange(PRUNED)
@@ -145,10 +188,12 @@ def eagle3_tensors(
 def save_eagle3(path: Path, tensors: dict[str, Tensor] | None = None, **changes: Any) -> Path:
     """An EAGLE-3 head as published (LlamaForCausalLM + draft_vocab_size), or with other tensors and config keys."""
     config = {**_DRAFT_CONFIG, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": PRUNED, **changes}
-    return _save_draft(path, config, tensors if tensors is not None else eagle3_tensors())
+    return save_draft(path, config, tensors if tensors is not None else eagle3_tensors())
 
 
-def save_eagle3_speculators(path: Path, *, taps: tuple[int, ...] = (2, 4, 5), **changes: Any) -> Path:
+def save_eagle3_speculators(
+    path: Path, tensors: dict[str, Tensor] | None = None, *, taps: tuple[int, ...] = (2, 4, 5), **changes: Any
+) -> Path:
     """The speculators layout: nested config, layers.0 names, taps as the layers entered."""
     config = {
         "speculators_model_type": "eagle3",
@@ -164,10 +209,11 @@ def save_eagle3_speculators(path: Path, *, taps: tuple[int, ...] = (2, 4, 5), **
         },
         **changes,
     }
-    return _save_draft(path, config, eagle3_tensors(num_taps=len(taps), prefix="layers.0"))
+    return save_draft(path, config, tensors or eagle3_tensors(num_taps=len(taps), prefix="layers.0"))
 
 
-def _save_draft(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+def save_draft(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    """config.json and model.safetensors."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     save_file(tensors, path / "model.safetensors")

@@ -1,0 +1,70 @@
+"""A draft LM proposes what transformers says it would, from the whole committed sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reference
+import tiny
+from eager import EagerLoop, Row
+from reference import TargetStates
+from twins import CAPACITY, Drafts, Expected, K, Twin, check_drafts, chosen, load_step
+
+PROMPT = (5, 93, 17, 64, 17, 101, 2)
+PROMPTS = (PROMPT, (77,), (9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 99))
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+DRAFTS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
+    "one layer": (tiny.save_llama, {"layers": 1}),
+    "smaller, several layers": (tiny.save_llama, {"layers": 3, **SMALL}),
+    "tied embeddings": (tiny.save_llama, {"layers": 2, "tie_word_embeddings": True}),
+    "another rope": (
+        tiny.save_llama,
+        {"layers": 2, "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}},
+    ),
+    "a Qwen3": (tiny.save_qwen3, {"layers": 2}),
+}
+
+
+def _drafts_of(path: Path) -> Expected:
+    model = reference.load_model(path)
+
+    def drafts(known: Sequence[int], _states: TargetStates) -> Drafts:
+        return chosen(reference.model_logits(known, model, K))
+
+    return drafts
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_rows_that_accept_differently_are_drafted_for_as_if_alone(llama: Twin, tmp_path: Path, kind: str) -> None:
+    save, changes = DRAFTS[kind]
+    draft = save(tmp_path, seed=5, **changes)
+    step = load_step(llama, draft, "standalone")
+    check_drafts(step, llama, PROMPTS, (3, 1, 4), _drafts_of(draft), own_drafts=2)
+
+
+@pytest.mark.parametrize("chunk", range(1, len(PROMPT) + 1))
+def test_a_prompt_is_drafted_for_alike_however_it_is_chunked(llama: Twin, tmp_path: Path, chunk: int) -> None:
+    draft = tiny.save_llama(tmp_path, seed=5, layers=2)
+    check_drafts(load_step(llama, draft, "standalone"), llama, (PROMPT,), (chunk,), _drafts_of(draft))
+
+
+def test_a_qwen3_target_can_have_a_llama_draft(qwen3: Twin, tmp_path: Path) -> None:
+    draft = tiny.save_llama(tmp_path, seed=5, layers=2)
+    check_drafts(load_step(qwen3, draft, "standalone"), qwen3, PROMPTS, (3, 1, 4), _drafts_of(draft))
+
+
+def test_a_target_that_drafts_for_itself_is_always_right(llama: Twin) -> None:
+    rows = [Row(prompt=PROMPT, chunk=3), Row(prompt=(77,), chunk=1)]
+    loop = EagerLoop(load_step(llama, llama.path, "standalone"), rows, capacity=CAPACITY)
+    loop.prefill()
+    assert [turn.accepted for _ in range(4) for turn in loop.advance(K)] == [K] * 8
+    assert all(tuple(row.tokens) == llama.whole(row.prompt)[: len(row.tokens)] for row in rows)
