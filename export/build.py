@@ -1,41 +1,44 @@
-"""`graphspec build`: from a pair of checkpoints to a bundle."""
+"""`graphspec build`: from a pair of checkpoints to a bundle, or to the one that is there already.
+
+Nothing here imports torch: a cache hit must not wait for it. What does the work is in assemble.py.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import onnx
-import onnx_ir as ir
-import onnxruntime
-import torch
 from pydantic import JsonValue
 
 from graphspec import __version__
 from graphspec.architecture import Resolution
-from graphspec.architectures.step import FusedStep
 from graphspec.bundle import existing_key, input_key, read_manifest
 from graphspec.checkpoints import Checkpoint, fingerprint
 from graphspec.errors import ConfigError
 from graphspec.manifest import Manifest
 from graphspec.speculative_config import SpeculativeConfig, refuse_unsupported
-from graphspec.staging import staging
-
-from .onnxruntime_backend import OnnxRuntimeBackend
-from .trace import trace
 
 OnStage = Callable[[str], None]
+Backend = Literal["onnxruntime", "tensorrt", "tensorrt-rtx"]
+Encoding = Literal["float32", "int8", "bfloat16", "float16"]
+
+DEFAULT_MAX_LENGTH = 4096
+_LIBRARIES = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
     """Everything about a bundle that the pair does not decide."""
 
-    encoding: Literal["float32", "int8"]
+    backend: Backend = "onnxruntime"
+    encoding: Encoding
+    """onnxruntime: float32 or int8; TensorRT: bfloat16 or float16."""
     max_length: int | None = None
     """Prompt and output tokens of one request; None: what the checkpoints allow, at most DEFAULT_MAX_LENGTH."""
     max_batch_size: int = 8
@@ -46,7 +49,41 @@ class BuildOptions:
     """The command line, for the manifest."""
 
 
-DEFAULT_MAX_LENGTH = 4096
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A build with everything decided."""
+
+    resolution: Resolution
+    config: SpeculativeConfig
+    """Names its method and K."""
+    options: BuildOptions
+    widths: tuple[int, ...]
+    max_length: int
+    pair: dict[str, Any]
+    """The manifest's entry."""
+
+    @property
+    def capacity(self) -> int:
+        """Positions in a cache row: a step near the end writes up to K + 2 beyond what it keeps."""
+        return self.max_length + self.config.draft_width + 2
+
+    @property
+    def key(self) -> str:
+        """Hash of everything that the bundle depends on."""
+        return input_key(
+            {
+                "pair": self.pair,
+                "architecture": self.resolution.architecture.name,
+                "speculative": self.config.model_dump(mode="json"),
+                "backend": self.options.backend,
+                "encoding": self.options.encoding,
+                "max_length": self.max_length,
+                "max_batch_size": self.options.max_batch_size,
+                "widths": list(self.widths),
+                "machine": _machine(),
+                "versions": _versions(),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,70 +109,20 @@ def build(
     """
     refuse_unsupported(config, resolution.architecture)
     on_stage("reading checkpoints")
-    widths = _widths(options, config.draft_width)
-    max_length = _max_length(options, resolution)
-    backend = OnnxRuntimeBackend(options.encoding)
-    pair = _pair(resolution)
-    key = input_key(
-        {
-            "pair": pair,
-            "architecture": resolution.architecture.name,
-            "speculative": config.model_dump(mode="json"),
-            "encoding": options.encoding,
-            "max_length": max_length,
-            "max_batch_size": options.max_batch_size,
-            "widths": list(widths),
-            "backend": backend.info,
-            "versions": _versions(),
-        }
+    plan = Plan(
+        resolution=resolution,
+        config=config,
+        options=options,
+        widths=_widths(options, config.draft_width),
+        max_length=_max_length(options, resolution),
+        pair=_pair(resolution),
     )
-    if existing_key(out) == key:
+    if existing_key(out) == plan.key:
         return Built(manifest=read_manifest(out), was_cached=True)
-    with staging(out, overwrite=overwrite, needed_bytes=_estimated_bytes(resolution)) as stage:
-        capacity = max_length + config.draft_width + 2
-        on_stage("loading weights")
-        step = _load(resolution, config, capacity)
-        if (allowed := _allowed_length(step)) < max_length:
-            raise ConfigError(f"--max-length {max_length} is more than the {allowed} tokens that the pair was made for")
-        on_stage("tracing")
-        model = trace(step)
-        written = backend.write(model, step, widths, stage.path, on_stage=on_stage, dump=options.dump_passes)
-        on_stage("writing tokenizer")
-        _write_tokenizer(resolution.target, stage.path)
-        on_stage("hashing")
-        manifest = stage.commit(
-            {
-                "build_command": options.command,
-                "key": key,
-                "architecture": resolution.architecture.name,
-                "methods": resolution.architecture.methods,
-                "capabilities": sorted(resolution.architecture.capabilities),
-                "pair": pair,
-                "speculative": config.model_dump(mode="json"),
-                "num_draft_tokens": config.draft_width,
-                "widths": widths,
-                "max_batch_size": options.max_batch_size,
-                "capacity": capacity,
-                "max_length": max_length,
-                "encoding": options.encoding,
-                "variants": ("greedy",) if step.greedy else ("sampling",),
-                "eos_token_ids": _eos_token_ids(resolution.target),
-                "backend": backend.info,
-                **written,
-                "states": [
-                    {"input": s.name, "output": f"{s.name}.next", "dtype": s.dtype, "shape": s.shape}
-                    for s in step.states
-                ],
-            }
-        )
-    return Built(manifest=manifest, was_cached=False)
+    on_stage("loading torch")
+    from .assemble import assemble
 
-
-def _load(resolution: Resolution, config: SpeculativeConfig, capacity: int) -> FusedStep:
-    architecture = resolution.architecture
-    target = architecture.target.load(resolution.target, capacity=capacity)
-    drafter = architecture.drafter.load(target, resolution.draft, config.draft_width, config)
-    return FusedStep(target, drafter, greedy=config.use_greedy_acceptance)
+    return Built(manifest=assemble(plan, out, overwrite=overwrite, on_stage=on_stage), was_cached=False)
 
 
 def _widths(options: BuildOptions, draft_width: int) -> tuple[int, ...]:
@@ -154,14 +141,6 @@ def _max_length(options: BuildOptions, resolution: Resolution) -> int:
     limits = [DEFAULT_MAX_LENGTH, int(resolution.target.config.get("max_position_embeddings") or DEFAULT_MAX_LENGTH)]
     if resolution.draft is not None and resolution.architecture.drafter.name == "standalone":
         limits.append(int(resolution.draft.config.get("max_position_embeddings") or DEFAULT_MAX_LENGTH))
-    return min(limits)
-
-
-def _allowed_length(step: FusedStep) -> int:
-    """What target and draft LM were made for; heads that only need a longer rotary table set no limit."""
-    limits = [step.target.config.max_positions]
-    if (model := getattr(step.drafter, "model", None)) is not None:
-        limits.append(model.config.max_positions)
     return min(limits)
 
 
@@ -184,39 +163,12 @@ def _model_entry(checkpoint: Checkpoint, vocabulary: int = 0) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, JsonValue]:
-    return {
-        "graphspec": __version__,
-        "torch": torch.__version__,
-        "onnx": onnx.__version__,
-        "onnx_ir": ir.__version__,
-        "onnxruntime": onnxruntime.__version__,
-    }
+    return {"graphspec": __version__, **{name: importlib.metadata.version(name) for name in _LIBRARIES}}
 
 
-def _estimated_bytes(resolution: Resolution) -> int:
-    """A float32 bundle's size: enough to refuse a full disk before minutes of work."""
-    checkpoints = [c for c in (resolution.target, resolution.draft) if c is not None]
-    total = 0
-    for checkpoint in checkpoints:
-        for info in checkpoint.tensors.values():
-            size = 4
-            for dim in info.shape:
-                size *= dim
-            total += size
-    return total
-
-
-def _eos_token_ids(target: Checkpoint) -> tuple[int, ...]:
-    files = target.tokenizer_files()
-    generation = json.loads(files.get("generation_config.json", b"{}"))
-    found: set[int] = set()
-    for source in (generation, target.config):
-        value = source.get("eos_token_id")
-        found |= set(value if isinstance(value, list) else [value] if value is not None else [])
-    return tuple(sorted(found))
-
-
-def _write_tokenizer(target: Checkpoint, root: Path) -> None:
-    (root / "tokenizer").mkdir()
-    for name, content in target.tokenizer_files().items():
-        (root / "tokenizer" / name).write_bytes(content)
+def _machine() -> list[JsonValue]:
+    """Which form of int8 is exact depends on the CPU (device.py), so a build is for one kind of CPU."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else [f"model name: {platform.processor()}"]
+    features = {line for line in lines if line.startswith(("flags", "Features", "model name"))}
+    return [platform.machine(), *sorted(features)]

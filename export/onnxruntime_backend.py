@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import onnxruntime
 
+from graphspec.architectures.state import FloatType
 from graphspec.architectures.step import FusedStep
 
 from . import pipeline
@@ -27,6 +28,8 @@ class OnnxRuntimeBackend:
     """One encoding on this machine's CPU."""
 
     name = "onnxruntime"
+    dtype: FloatType = "float32"
+    """What the graph is traced in."""
 
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding

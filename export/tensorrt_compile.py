@@ -44,6 +44,20 @@ class TensorRt:
         self.backend = backend
         self.version = str(self._library.__version__)
 
+    @property
+    def device_class(self) -> str:
+        """What the engines run on: TensorRT compiles for the GPU at hand, TensorRT-RTX for every one it knows."""
+        if self.backend == "tensorrt-rtx":
+            return "rtx"
+        from cuda.bindings import runtime as cuda
+
+        status, properties = cuda.cudaGetDeviceProperties(0)
+        if status != cuda.cudaError_t.cudaSuccess:
+            raise ConfigError(
+                f"--backend tensorrt compiles on the GPU it is for, and there is none here ({status.name})"
+            )
+        return f"sm{properties.major}{properties.minor}"
+
     def compile(self, model: ir.Model, name: str) -> Engine:
         """Parses and builds a lowered graph whose sizes are all fixed.
 

@@ -97,12 +97,23 @@ def _name_interface(graph: ir.Graph, states: Sequence[StateSpec]) -> None:
         for traced, dim in zip(value.shape, shape, strict=True):
             if isinstance(traced, ir.SymbolicDim) and isinstance(dim, str):
                 names[traced.value] = dim
+    _separate_outputs(graph)
     results = [*StepOutputs._fields[:-1], *(f"{spec.name}.next" for spec in states)]
     for value, result in zip(graph.outputs, results, strict=True):
         value.name = result
     for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
         if value.shape is not None:
             value.shape = ir.Shape(_renamed(value.shape, names))
+
+
+def _separate_outputs(graph: ir.Graph) -> None:
+    """A state that a drafter only reads is input and output: two values, to have two names."""
+    for index, value in enumerate(graph.outputs):
+        if value.is_graph_input():
+            copy = ir.node("Identity", [value])
+            copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+            graph.append(copy)
+            graph.outputs[index] = copy.outputs[0]
 
 
 def _renamed(shape: ir.Shape, names: Mapping[str | None, str]) -> list[int | str | None]:

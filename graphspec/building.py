@@ -64,7 +64,6 @@ def build(
     pair = resolve_pair(model, draft_model_path, method=method, arch=arch, arch_modules=arch_modules)
     # Settings without a method are those of the method that the pair resolved to.
     config = SpeculativeConfig.parse({**speculative, "speculative_method": method or pair.architecture.methods[0]})
-    on_stage("loading torch")
     from graphspec.export.build import BuildOptions
     from graphspec.export.build import build as build_bundle
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from graphspec.bundle import Bundle, open_bundle
-from graphspec.errors import RequestError
+from graphspec.errors import ConfigError, RequestError
 from graphspec.manifest import Manifest
 
 from .acceptance import AcceptanceStatistics
@@ -232,6 +232,9 @@ def load(
 ) -> LoadedBundle:
     """Opens a bundle: hashes and backend are checked before a byte reaches the backend. Raises BundleError."""
     opened = open_bundle(Path(bundle), verify=verify, host=host())
+    limit = opened.manifest.max_batch_size
+    if max_batch_size is not None and not 1 <= max_batch_size <= limit:
+        raise ConfigError(f"max_batch_size {max_batch_size}: the bundle was built for 1 to {limit} rows")
     tokenizer = Tokenizer.load(opened.root)
     engine = OnnxRuntimeEngine(opened, num_slots=max_batch_size, num_threads=num_threads)
     opened.confirm()  # a rebuild while it loaded would have mixed two bundles
