@@ -87,7 +87,10 @@ class LoadedBundle:
         self._engine.close()
 
     def generate(
-        self, prompts: str | Sequence[str | Sequence[int]], params: SamplingParams | None = None, **options: Any
+        self,
+        prompts: str | Sequence[str | Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Any,
     ) -> list[Generation]:
         """One answer for each prompt, a text or token ids; options as `stream`."""
         generations: dict[int, Generation] = {}
