@@ -6,9 +6,10 @@ Prompts share the engine's slots: as one request ends, the next takes its row.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
@@ -62,11 +63,35 @@ class _Request:
     acceptance: AcceptanceStatistics = field(default_factory=AcceptanceStatistics)
 
 
+class _Slots:
+    """Which rows of the engine are free: generations in several threads, or interleaved, share them."""
+
+    def __init__(self, count: int) -> None:
+        self._free = set(range(count))
+        self._lock = Lock()
+
+    @property
+    def any_free(self) -> bool:
+        return bool(self._free)
+
+    def take(self, most: int) -> list[int]:
+        """Up to `most` free slots, lowest first: a step runs the range of slots that holds its rows."""
+        with self._lock:
+            taken = sorted(self._free)[:most]
+            self._free.difference_update(taken)
+            return taken
+
+    def give_back(self, slots: Iterable[int]) -> None:
+        with self._lock:
+            self._free.update(slots)
+
+
 class LoadedBundle:
     """A bundle ready to generate. Use as a context manager, or call `close`."""
 
     def __init__(self, bundle: Bundle, engine: Engine, tokenizer: Tokenizer) -> None:
         self._bundle, self._engine = bundle, engine
+        self._slots = _Slots(engine.num_slots)
         self.tokenizer = tokenizer
 
     @property
@@ -171,20 +196,24 @@ class LoadedBundle:
 
     def _run(self, requests: Sequence[_Request], width: int, prefill_chunk: int) -> Iterator[Piece]:
         waiting, running = deque(requests), dict[int, _Request]()
-        while waiting or running:
-            free = [slot for slot in range(self._engine.num_slots) if slot not in running]
-            for slot in free[: len(waiting)]:
-                request = running[slot] = waiting.popleft()
-                if request.tracker.cut is None:
-                    result = self._prefill(slot, request, prefill_chunk)
-                    yield self._take(request, result.tokens(0))
-                else:  # max_new_tokens 0
-                    yield self._take(request, [])
-            self._release_finished(running)
-            if running:
-                result = self._engine.step(sorted(running), width).result()
-                yield from self._take_step(running, result, width)
+        try:
+            while waiting or running:
+                for slot in self._slots.take(len(waiting)):
+                    request = running[slot] = waiting.popleft()
+                    if request.tracker.cut is None:
+                        result = self._prefill(slot, request, prefill_chunk)
+                        yield self._take(request, result.tokens(0))
+                    else:  # max_new_tokens 0
+                        yield self._take(request, [])
                 self._release_finished(running)
+                if running:
+                    result = self._engine.step(sorted(running), width).result()
+                    yield from self._take_step(running, result, width)
+                    self._release_finished(running)
+                elif waiting and not self._slots.any_free:
+                    raise RequestError("another generation in progress holds every row of this bundle; finish it first")
+        finally:  # also when the caller drops the iterator in the middle
+            self._slots.give_back(running)
 
     def _prefill(self, slot: int, request: _Request, size: int) -> StepResult:
         """Runs the whole prompt; the last chunk commits the first token."""
@@ -226,8 +255,10 @@ class LoadedBundle:
         return Piece(index=request.index, text=text, token_ids=kept, generation=generation)
 
     def _release_finished(self, running: dict[int, _Request]) -> None:
-        for slot in [slot for slot, request in running.items() if request.tracker.cut is not None]:
+        finished = [slot for slot, request in running.items() if request.tracker.cut is not None]
+        for slot in finished:
             del running[slot]
+        self._slots.give_back(finished)
 
 
 def load(
