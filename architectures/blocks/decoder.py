@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from graphspec.errors import CheckpointError, UnsupportedError
+
 from .. import ops
 from .rope import Rope, rope_from_config
 
@@ -41,18 +43,22 @@ class DecoderConfig:
 
     @classmethod
     def read(cls, config: Mapping[str, Any], *, qk_norm: bool = False) -> DecoderConfig:
-        """Reads raw config.json keys; KeyError names a missing one."""
-        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        """Reads raw config.json keys.
+
+        Raises CheckpointError for a size that is missing or none, UnsupportedError for layers of another kind.
+        """
+        _check_supported(config)
+        heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
         head_dim = int(config.get("head_dim") or hidden // heads)
         return cls(
             hidden=hidden,
-            intermediate=int(config["intermediate_size"]),
-            layers=int(config["num_hidden_layers"]),
+            intermediate=_size(config, "intermediate_size"),
+            layers=_size(config, "num_hidden_layers"),
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
             head_dim=head_dim,
             eps=float(config.get("rms_norm_eps", 1e-6)),
-            vocabulary=int(config["vocab_size"]),
+            vocabulary=_size(config, "vocab_size"),
             rope=rope_from_config(config, head_dim),
             max_positions=int(config.get("max_position_embeddings") or 2048),
             qk_norm=qk_norm,
@@ -61,6 +67,25 @@ class DecoderConfig:
             mlp_bias=bool(config.get("mlp_bias", False)),
             tied=bool(config.get("tie_word_embeddings", False)),
         )
+
+
+def _size(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        found = f"says {key} is {value!r}" if key in config else f"has no {key}"
+        raise CheckpointError(f"config.json {found}, and this kind of model needs it as a whole number above 0")
+    return value
+
+
+def _check_supported(config: Mapping[str, Any]) -> None:
+    """Switches that would change what the layers compute, and that nothing here honours."""
+    activation = config.get("hidden_act") or "silu"
+    if activation not in ("silu", "swish"):
+        raise UnsupportedError(f"hidden_act '{activation}' of config.json is not supported; known is silu")
+    kinds = set(config.get("layer_types") or ()) - {"full_attention"}
+    if config.get("use_sliding_window") or kinds:
+        named = ", ".join(sorted(kinds)) or "use_sliding_window"
+        raise UnsupportedError(f"config.json asks for {named}; these layers attend to everything before")
 
 
 class Linear(nn.Module):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphspec.errors import UnsupportedError
+from graphspec.errors import CheckpointError, UnsupportedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,13 @@ class Rope:
 
 
 def rope_from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
-    """Reads both spellings: rope_theta + rope_scaling, and rope_parameters (checkpoints.md §1.1)."""
+    """Reads both spellings: rope_theta + rope_scaling, and rope_parameters (checkpoints.md §1.1).
+
+    Raises UnsupportedError for another kind of scaling, CheckpointError for one that lacks a number.
+    """
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if partial := {parameters.get("partial_rotary_factor"), config.get("partial_rotary_factor")} - {None, 1}:
+        raise UnsupportedError(f"partial_rotary_factor {partial.pop()} is not supported: whole heads are rotated")
     theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
@@ -35,18 +40,33 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
     if kind == "default":
         return Rope(inverse_frequencies=frequencies)
     if kind == "linear":
-        return Rope(inverse_frequencies=frequencies / parameters["factor"])
+        return Rope(inverse_frequencies=frequencies / _number(parameters, "factor"))
     if kind == "llama3":
-        return Rope(inverse_frequencies=_llama3(frequencies, parameters))
+        return Rope(inverse_frequencies=_llama3(frequencies, parameters, config))
     if kind == "yarn":
         return _yarn(theta, head_dim, parameters, config)
     raise UnsupportedError(f"rope scaling '{kind}' is not supported; known are default, linear, llama3 and yarn")
 
 
-def _llama3(frequencies: Tensor, parameters: Mapping[str, Any]) -> Tensor:
+def _number(parameters: Mapping[str, Any], key: str) -> float:
+    value = parameters.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        kind = parameters.get("rope_type") or parameters.get("type")
+        raise CheckpointError(f"rope scaling '{kind}' of config.json has {key} {value!r}, and needs a number above 0")
+    return float(value)
+
+
+def _original_length(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> float:
+    """Positions the model knew before its rope was scaled, wherever a config says so."""
+    key = "original_max_position_embeddings"
+    given = config.get(key) or parameters.get(key) or config.get("max_position_embeddings")
+    return _number({**parameters, key: given}, key)
+
+
+def _llama3(frequencies: Tensor, parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Tensor:
     """Llama 3.1's scaling: keep short wavelengths, divide long ones, blend between (checkpoints.md §3.1)."""
-    factor, low, high = (float(parameters[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
-    original = float(parameters["original_max_position_embeddings"])
+    factor, low, high = (_number(parameters, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    original = _original_length(parameters, config)
     wavelengths = 2 * math.pi / frequencies
     blend = (original / wavelengths - low) / (high - low)
     blended = (1 - blend) * frequencies / factor + blend * frequencies
@@ -57,8 +77,7 @@ def _llama3(frequencies: Tensor, parameters: Mapping[str, Any]) -> Tensor:
 
 def _yarn(theta: float, dim: int, parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
     """YaRN (arXiv 2309.00071): interpolate long wavelengths, keep short ones, ramp between."""
-    factor = float(parameters["factor"])
-    original = float(parameters.get("original_max_position_embeddings") or config.get("max_position_embeddings") or 0)
+    factor, original = _number(parameters, "factor"), _original_length(parameters, config)
     fast, slow = float(parameters.get("beta_fast") or 32), float(parameters.get("beta_slow") or 1)
 
     def correction(rotations: float) -> float:
