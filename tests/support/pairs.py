@@ -1,0 +1,133 @@
+"""A tiny pair of every architecture: checkpoints, bundles, and the torch module that a bundle was traced from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from graphspec.architectures.step import FusedStep
+from graphspec.building import build, resolve_pair
+from graphspec.resolution import complete_config
+from graphspec.runtime.generate import LoadedBundle, load
+from graphspec.speculative_config import SpeculativeConfig
+
+Encoding = Literal["float32", "int8"]
+
+K = 3
+"""Tokens that every pair drafts; bundles have all widths 0 … K."""
+WIDTHS = tuple(range(K + 1))
+MAX_LENGTH = 128
+NAMES = tuple(
+    f"Unified{drafter}{target}ForCausalLM"
+    for target in ("Llama3", "Qwen3")
+    for drafter in ("Eagle", "Eagle3", "Standalone", "Ngram")
+)
+FORCED = "UnifiedForcedLlama3ForCausalLM"
+"""Drafts what a test tells it to (forced.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Checkpoints of one architecture."""
+
+    target: Path
+    draft: Path | None
+
+
+class Pairs:
+    """Makes each thing once, when it is first asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.pair = cache(self._pair)
+        self.bundle = cache(self._bundle)
+        self.step = cache(self._step)
+        self._target = cache(self._save_target)
+        self._draft = cache(self._save_draft)
+        self._loaded: dict[tuple[str, Encoding], LoadedBundle] = {}
+
+    def loaded(self, name: str, encoding: Encoding = "float32") -> LoadedBundle:
+        """The bundle, loaded on one thread, with 8 slots."""
+        if (name, encoding) not in self._loaded:
+            self._loaded[name, encoding] = load(self.bundle(name, encoding), num_threads=1)
+        return self._loaded[name, encoding]
+
+    def close(self) -> None:
+        """Closes what is loaded."""
+        for bundle in self._loaded.values():
+            bundle.close()
+
+    def _pair(self, name: str) -> Pair:
+        """Target and draft favour the same tokens, so that drafts are accepted."""
+        target = "Qwen3" if "Qwen3" in name else "Llama3"
+        drafter = name.removeprefix("Unified").removesuffix(f"{target}ForCausalLM")
+        return Pair(target=self._target(target), draft=self._draft(drafter))
+
+    def _bundle(self, name: str, encoding: Encoding = "float32") -> Path:
+        pair, out = self.pair(name), self._root / f"{name}-{encoding}"
+        build(
+            model=pair.target,
+            draft_model_path=pair.draft,
+            arch=name,
+            arch_modules=["forced"],
+            speculative_method=_method(name),
+            encoding=encoding,
+            max_length=MAX_LENGTH,
+            out=out,
+            num_speculative_tokens=K,
+        )
+        return out
+
+    def _step(self, name: str) -> FusedStep:
+        """The fused step in torch, for a cache of the bundle's capacity."""
+        pair = self.pair(name)
+        resolution = resolve_pair(pair.target, pair.draft, method=_method(name), arch=name, arch_modules=["forced"])
+        architecture = resolution.architecture
+        asked = SpeculativeConfig.parse({"speculative_method": architecture.methods[0], "num_speculative_tokens": K})
+        target = architecture.target.load(resolution.target, capacity=MAX_LENGTH + K + 2)
+        config = complete_config(asked, resolution)
+        return FusedStep(target, architecture.drafter.load(target, resolution.draft, K, config))
+
+    def _save_target(self, family: str) -> Path:
+        save = {"Llama3": tiny.save_llama, "Qwen3": tiny.save_qwen3}[family]
+        return _make_frequent(save(self._root / family, layers=7))
+
+    def _save_draft(self, drafter: str) -> Path | None:
+        path = self._root / drafter
+        if drafter == "Eagle":
+            return tiny.save_eagle(path)  # it proposes with the target's head
+        if drafter == "Eagle3":
+            return _make_frequent(tiny.save_eagle3(path))
+        if drafter == "Standalone":
+            return _make_frequent(tiny.save_llama(path, seed=7, layers=2))
+        return None
+
+
+def _make_frequent(path: Path, factor: float = 6.0) -> Path:
+    """Makes a checkpoint favour four of the tokens that EAGLE-3's heads keep.
+
+    Drafts of random models are accepted once in a hundred times, those of models with the same favourites often.
+    """
+    favourites = _kept(tiny.eagle3_tensors())[::8]
+    tensors = load_file(path / "model.safetensors")
+    kept = _kept(tensors) if "d2t" in tensors else torch.arange(tiny.VOCABULARY)
+    tensors["lm_head.weight"][torch.isin(kept, favourites)] *= factor
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def _kept(tensors: dict[str, Tensor]) -> Tensor:
+    """Target ids of the tokens of a pruned head."""
+    return torch.arange(len(tensors["d2t"])) + tensors["d2t"]
+
+
+def _method(name: str) -> str | None:
+    """A drafter without a draft checkpoint is chosen by its method; FORCED answers to one that nobody else does."""
+    return "medusa" if name == FORCED else None
