@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .builder import MICROSOFT, Builder
+from .lowering import merge_heads, static_size
 
 
 class AttentionLowering:
@@ -19,11 +20,6 @@ class AttentionLowering:
         self._masks: dict[tuple[ir.Value, int], ir.Value] = {}
         self._lengths: dict[ir.Value, ir.Value] = {}
         self._visible: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
-
-    def split_heads(self, x: ir.Value, heads: int) -> ir.Value:
-        """[B, T, heads · D] → [B, heads, T, D]."""
-        shaped = self._builder.op("Reshape", [x, self._builder.constant([0, 0, heads, -1])])
-        return self._builder.op("Transpose", [shaped], perm=[0, 2, 1, 3])
 
     def write(self, cache: ir.Value, update: ir.Value, start: ir.Value) -> ir.Value:
         """update [B, kv, T, D] into cache [B, kv, S, D] at start i64[B]."""
@@ -63,21 +59,21 @@ class AttentionLowering:
     def _fold(self, q: ir.Value, keys: ir.Value) -> tuple[int, ir.Value]:
         """q [B, kv · G, T, D] → rows of each key head, and [B, kv, that many · T, D]."""
         op, const = self._builder.op, self._builder.constant
-        heads = _static(keys, 1)
-        group = _static(q, 1) // heads
+        heads = static_size(keys, 1)
+        group = static_size(q, 1) // heads
         if group > 1:
-            return group, op("Reshape", [q, const([0, heads, -1, _static(q, 3)])])
+            return group, op("Reshape", [q, const([0, heads, -1, static_size(q, 3)])])
         return 2, op("Concat", [q, q], axis=2)
 
     def _unfold(self, mixed: ir.Value, q: ir.Value, values: ir.Value) -> ir.Value:
         """[B, kv, G · T, Dv] → [B, T, kv · G · Dv]."""
         op, const = self._builder.op, self._builder.constant
-        heads, dim = _static(q, 1), _static(values, 3)
-        if heads == _static(values, 1):  # doubled: keep the first half
+        heads, dim = static_size(q, 1), static_size(values, 3)
+        if heads == static_size(values, 1):  # doubled: keep the first half
             mixed, _ = self._builder.op_with_outputs("Split", [mixed], 2, axis=2, num_outputs=2)
         else:
             mixed = op("Reshape", [mixed, const([0, heads, -1, dim])])
-        return op("Reshape", [op("Transpose", [mixed], perm=[0, 2, 1, 3]), const([0, 0, heads * dim])])
+        return merge_heads(self._builder, mixed, heads * dim)
 
     def _scores(self, rows: ir.Value, keys: ir.Value, scale: float) -> ir.Value:
         return self._builder.op("FusedMatMul", [rows, keys], domain=MICROSOFT, transB=1, alpha=scale)
@@ -101,10 +97,3 @@ class AttentionLowering:
         if mask not in self._lengths:
             self._lengths[mask] = self._builder.op("Shape", [mask], start=-1)
         return self._lengths[mask]
-
-
-def _static(value: ir.Value, axis: int) -> int:
-    assert value.shape is not None
-    size = value.shape[axis]
-    assert isinstance(size, int)
-    return size

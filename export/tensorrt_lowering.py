@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from .bisection import lower_sample
 from .builder import Builder
-from .dialect import DOMAIN
+from .lowering import merge_heads, replace_dialect, split_heads, static_size, take_rows
 
 _LOWEST = {ir.DataType.FLOAT: -3.0e38, ir.DataType.BFLOAT16: -3.0e38, ir.DataType.FLOAT16: -65504.0}
 """An additive mask's "not visible": an infinity would make a row without any visible key NaN."""
@@ -22,19 +22,8 @@ _LOWEST = {ir.DataType.FLOAT: -3.0e38, ir.DataType.BFLOAT16: -3.0e38, ir.DataTyp
 
 def lower(model: ir.Model) -> ir.Model:
     """The same graph, in place, in standard operators."""
-    graph = model.graph
-    lowering = _Lowering(Builder(graph))
-    for node in list(graph):
-        if node.domain != DOMAIN:
-            continue
-        old = node.outputs[0]
-        new = lowering.lower(node)
-        nodes = lowering.builder.take_nodes()
-        new.name, new.type, new.shape = old.name, old.type, old.shape
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        graph.insert_before(node, nodes)
-        graph.remove(node, safe=True)
-    model.opset_imports.pop(DOMAIN, None)
+    lowering = _Lowering(Builder(model.graph))
+    replace_dialect(model, lowering.builder, lowering.lower)
     return model
 
 
@@ -54,14 +43,14 @@ class _Lowering:
             "RmsNorm": lambda: op(
                 "RMSNormalization", inputs, axis=-1, epsilon=node.attributes["eps"].as_float(), stash_type=1
             ),
-            "SplitHeads": lambda: self._split_heads(inputs[0], node.attributes["heads"].as_int()),
+            "SplitHeads": lambda: split_heads(self.builder, inputs[0], node.attributes["heads"].as_int()),
             "Rotary": lambda: self._rotary(*inputs),
             "SwiGlu": lambda: self._swiglu(inputs[0]),
             "WriteCache": lambda: op("TensorScatter", inputs, axis=-2),
             "WriteHistory": lambda: self._write_history(*inputs),
             "Attention": lambda: self._attention(*inputs, scale=scale),
             "DraftAttention": lambda: self._draft_attention(*inputs, scale=scale),
-            "TakeRows": lambda: self._take_rows(*inputs),
+            "TakeRows": lambda: take_rows(self.builder, *inputs),
             "Sample": lambda: lower_sample(self.builder, inputs),
         }
         return by_name[node.op_type]()
@@ -70,14 +59,6 @@ class _Lowering:
         if weight not in self._transposed:
             self._transposed[weight] = self.builder.op("Transpose", [weight], perm=[1, 0])
         return self.builder.op("MatMul", [x, self._transposed[weight]])
-
-    def _split_heads(self, x: ir.Value, heads: int) -> ir.Value:
-        shaped = self.builder.op("Reshape", [x, self.builder.constant([0, 0, heads, -1])])
-        return self.builder.op("Transpose", [shaped], perm=[0, 2, 1, 3])
-
-    def _merge_heads(self, x: ir.Value, width: int) -> ir.Value:
-        moved = self.builder.op("Transpose", [x], perm=[0, 2, 1, 3])
-        return self.builder.op("Reshape", [moved, self.builder.constant([0, 0, width])])
 
     def _rotary(self, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
         rotated = self.builder.op("RotaryEmbedding", [self._cast(x, ir.DataType.FLOAT, x.dtype), cos, sin])
@@ -90,7 +71,7 @@ class _Lowering:
     def _write_history(self, history: ir.Value, tokens: ir.Value, start: ir.Value) -> ir.Value:
         """int64 caches have no in-place layer: a scatter of a few kilobytes."""
         op, const = self.builder.op, self.builder.constant
-        index = op("Add", [op("Unsqueeze", [start, const([1])]), const(np.arange(_static(tokens, 1)))])
+        index = op("Add", [op("Unsqueeze", [start, const([1])]), const(np.arange(static_size(tokens, 1)))])
         return op("ScatterElements", [history, index, tokens], axis=1)
 
     def _attention(self, q: ir.Value, keys: ir.Value, values: ir.Value, mask: ir.Value, *, scale: float) -> ir.Value:
@@ -107,7 +88,7 @@ class _Lowering:
         *,
         scale: float,
     ) -> ir.Value:
-        op, drafted = self.builder.op, _static(new_keys, 2)
+        op, drafted = self.builder.op, static_size(new_keys, 2)
         all_keys = op("Concat", [keys, new_keys], axis=2)
         all_values = op("Concat", [values, new_values], axis=2)
         return self._attend(q, all_keys, all_values, self._mask(mask, q.dtype, drafted), scale, of=values)
@@ -123,7 +104,7 @@ class _Lowering:
     ) -> ir.Value:
         attributes: dict[str, Any] = {"TRT_decomposable": 1} if q.dtype == ir.DataType.FLOAT else {}
         mixed = self.builder.op("Attention", [q, keys, values, mask], scale=scale, **attributes)
-        return self._merge_heads(mixed, _static(q, 1) * _static(of or values, 3))
+        return merge_heads(self.builder, mixed, static_size(q, 1) * static_size(of or values, 3))
 
     def _mask(self, mask: ir.Value, dtype: ir.DataType | None, extra: int) -> ir.Value:
         """[B, T, L] of 0 and -inf → [B, 1, T, L + extra] of the queries' type, `extra` more visible keys."""
@@ -138,16 +119,5 @@ class _Lowering:
             self._masks[key] = op("Unsqueeze", [typed, const([1])])
         return self._masks[key]
 
-    def _take_rows(self, x: ir.Value, rows: ir.Value) -> ir.Value:
-        indices = self.builder.op("Unsqueeze", [rows, self.builder.constant([-1])])
-        return self.builder.op("GatherND", [x, indices], batch_dims=1)
-
     def _cast(self, x: ir.Value, to: ir.DataType | None, now: ir.DataType | None) -> ir.Value:
         return x if to == now else self.builder.op("Cast", [x], to=to)
-
-
-def _static(value: ir.Value, axis: int) -> int:
-    assert value.shape is not None
-    size = value.shape[axis]
-    assert isinstance(size, int)
-    return size
