@@ -37,7 +37,8 @@ def _threshold(probabilities: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tenso
     limited = (top_k > 0)[:, None, None]
     by_rank = torch.where(limited, ordered.gather(-1, last), 0.0)
 
-    # The nucleus: the fewest tokens, most probable first, whose mass reaches top-p of what top-k left.
+    # The nucleus: the fewest tokens, most probable first, whose mass reaches top-p of what top-k left, ties included.
+    last = torch.where(limited, (ordered >= by_rank).sum(dim=-1, keepdim=True) - 1, last)
     left = torch.where(limited, mass.gather(-1, last), 1.0)
     size = (mass < top_p[:, None, None] * left).sum(dim=-1, keepdim=True)
     in_nucleus = ordered.gather(-1, torch.minimum(size, last))

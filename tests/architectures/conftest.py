@@ -29,3 +29,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Twin:
 def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Twin:
     """A Qwen3 of 8 layers."""
     return load_twin(tiny.save_qwen3(tmp_path_factory.mktemp("qwen3")))
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Twin:
+    """A Llama of 2 layers, where only the number of steps matters."""
+    return load_twin(tiny.save_llama(tmp_path_factory.mktemp("small"), layers=2))

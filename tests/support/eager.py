@@ -63,9 +63,12 @@ class Turn:
 class EagerLoop:
     """Rows and their states over one FusedStep; positions beyond a row's length hold garbage, as on a device."""
 
-    def __init__(self, step: FusedStep, rows: Sequence[Row], *, capacity: int, padding: int = -1) -> None:
-        """`padding` fills a row's columns after its tokens."""
-        self.step, self.rows, self.capacity, self.padding = step, list(rows), capacity, padding
+    def __init__(
+        self, step: FusedStep, rows: Sequence[Row], *, capacity: int, padding: int = -1, visible: int | None = None
+    ) -> None:
+        """`padding` fills a row's columns after its tokens; `visible` positions are looked at, if not just enough."""
+        self.step, self.rows, self.capacity = step, list(rows), capacity
+        self.padding, self.visible = padding, visible
         self.states = [initial_state(spec, len(rows), capacity) for spec in step.states]
         for row in self.rows:
             row.tokens = list(row.prompt)
@@ -110,7 +113,7 @@ class EagerLoop:
             n_known=torch.tensor([len(k) for k in known]),
             next_token=torch.tensor(following),
             verify_offsets=torch.arange(width + 1),
-            key_positions=torch.arange(visible),
+            key_positions=torch.arange(self.visible or visible),
             temperature=torch.tensor([row.sampling.temperature for row in rows]),
             top_k=torch.tensor([row.sampling.top_k for row in rows]),
             top_p=torch.tensor([row.sampling.top_p for row in rows]),
