@@ -5,6 +5,7 @@ Prompts share the engine's slots: as one request ends, the next takes its row.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -269,6 +270,9 @@ def load(
     limit = opened.manifest.max_batch_size
     if max_batch_size is not None and not 1 <= max_batch_size <= limit:
         raise ConfigError(f"max_batch_size {max_batch_size}: the bundle was built for 1 to {limit} rows")
+    cores = os.cpu_count() or 1
+    if num_threads is not None and not 1 <= num_threads <= cores:
+        raise ConfigError(f"num_threads {num_threads}: this machine has 1 to {cores}")
     tokenizer = Tokenizer.load(opened.root)
     engine = OnnxRuntimeEngine(opened, num_slots=max_batch_size, num_threads=num_threads)
     opened.confirm()  # a rebuild while it loaded would have mixed two bundles
