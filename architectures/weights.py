@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import nn
@@ -34,8 +35,8 @@ def load_parameters(
 ) -> None:
     """Fills every parameter of `module` that `sources` names, in float32.
 
-    Raises CheckpointError naming every missing, unexpected (unless ignored) or wrongly shaped tensor, or the first
-    that holds a value that is not finite.
+    Raises CheckpointError naming every missing, unexpected (unless ignored) or wrongly shaped tensor, or else every
+    one that holds a value that is not finite.
     """
     parameters = dict(module.named_parameters())
     unnamed = parameters.keys() ^ sources.keys()
@@ -46,8 +47,10 @@ def load_parameters(
         for name, rows in zip(source.names, source.rows or (0,), strict=True)
     }
     check_tensors(checkpoint, expected, ignored)
+    # One pass over all of them: an error names every bad tensor, not only those of one parameter.
+    loaded = checkpoint.load(name for source in sources.values() for name in source.names)
     for parameter, source in sources.items():
-        tensors = [tensor.float() for _, tensor in checkpoint.load(source.names)]
+        tensors = [tensor.float() for _, tensor in islice(loaded, len(source.names))]
         value = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         owner, _, attribute = parameter.rpartition(".")
         setattr(module.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))

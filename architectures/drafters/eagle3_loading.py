@@ -39,8 +39,9 @@ def load_drafter(
         draft_vocabulary=renamed.tensors["lm_head.weight"].shape[0] if own_head else None,
         own_embedding=_has_own_embedding(renamed, target),
         pruned="d2t" in renamed,
-        tap_norms="fc_norm.0.weight" in renamed,
-        norm_before_fc="input_norm.weight" in renamed,
+        # A norm that the config promises and the file lacks must be missed, not skipped.
+        tap_norms="fc_norm.0.weight" in renamed or _says(draft, "fc_norm", "use_aux_norm"),
+        norm_before_fc="input_norm.weight" in renamed or _says(draft, "norm_before_fc"),
         norm_before_residual=bool(draft.config.get("norm_before_residual", False)),
         norm_output=bool(draft.config.get("norm_output", False)),
         fc_bias="fc.bias" in renamed,
@@ -70,7 +71,12 @@ def _taps(draft: Checkpoint, renamed: RenamedCheckpoint, target: DecoderTarget) 
     layers, hidden = target.config.layers, target.config.hidden
     if "fc.weight" not in renamed:
         raise CheckpointError(f"draft '{draft.name}' has no fc.weight: it is not an EAGLE-3 head")
-    inputs = renamed.tensors["fc.weight"].shape[1]
+    fc = renamed.tensors["fc.weight"].shape
+    if len(fc) != 2:
+        raise CheckpointError(
+            f"draft '{draft.name}': fc.weight has shape {list(fc)}, and an EAGLE-3 head's is a matrix"
+        )
+    inputs = fc[1]
     count, rest = divmod(inputs, hidden)
     if rest or not count:
         raise CheckpointError(
@@ -91,6 +97,12 @@ def _taps(draft: Checkpoint, renamed: RenamedCheckpoint, target: DecoderTarget) 
             "the draft was made for another target"
         )
     return taps
+
+
+def _says(draft: Checkpoint, *keys: str) -> bool:
+    """Whether the config sets one of these switches, at the top level or in eagle_config."""
+    nested = draft.config.get("eagle_config") or {}
+    return any(bool(draft.config.get(key) or nested.get(key)) for key in keys)
 
 
 def _listed_taps(config: Mapping[str, Any], layers: int) -> tuple[int, ...] | None:

@@ -1,0 +1,179 @@
+"""A checkpoint whose tensors do not fit is refused with one error that names them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from twins import CAPACITY, Twin
+
+from graphspec.architectures.drafters import eagle, eagle3_loading, standalone
+from graphspec.architectures.drafters.eagle import EagleDrafter
+from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
+from graphspec.architectures.drafters.standalone import StandaloneDrafter
+from graphspec.architectures.target import DecoderTarget
+from graphspec.checkpoints import open_checkpoint
+from graphspec.errors import CheckpointError
+from graphspec.registry import target_kind
+from graphspec.speculative_config import SpeculativeConfig
+
+NAN, INFINITY = float("nan"), float("inf")
+LAYER = "model.layers.1"
+
+Tensors = dict[str, Tensor]
+
+
+def edit(path: Path, change: Callable[[Tensors], object]) -> Path:
+    """Rewrites a checkpoint's tensors."""
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
+    return path
+
+
+def load_target(path: Path) -> DecoderTarget:
+    checkpoint = open_checkpoint(path)
+    target: DecoderTarget = target_kind(checkpoint).load(checkpoint, capacity=CAPACITY)
+    return target
+
+
+def load_eagle(twin: Twin, path: Path) -> EagleDrafter:
+    return eagle.load_drafter(twin.target, open_checkpoint(path), 3, SpeculativeConfig())
+
+
+def load_eagle3(twin: Twin, path: Path) -> Eagle3Drafter:
+    return eagle3_loading.load_drafter(twin.target, open_checkpoint(path), 3, SpeculativeConfig())
+
+
+def load_standalone(twin: Twin, path: Path) -> StandaloneDrafter:
+    return standalone.load_drafter(twin.target, open_checkpoint(path), 3, SpeculativeConfig())
+
+
+def said(load: Callable[[], object]) -> str:
+    """The message of the CheckpointError that `load` raises: one line."""
+    with pytest.raises(CheckpointError) as error:
+        load()
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def break_in_every_way(tensors: Tensors) -> None:
+    del tensors[f"{LAYER}.self_attn.k_proj.weight"], tensors["model.norm.weight"]
+    tensors[f"{LAYER}.self_attn.q_proj.bias"] = torch.zeros(64)
+    tensors["model.extra.weight"] = torch.zeros(2)
+    tensors[f"{LAYER}.mlp.up_proj.weight"] = torch.zeros(127, 64)
+    tensors["lm_head.weight"] = torch.zeros(120, 64)
+
+
+@pytest.mark.parametrize("save", [tiny.save_llama, tiny.save_qwen3])
+def test_a_targets_problems_are_named_together(tmp_path: Path, save: Callable[..., Path]) -> None:
+    message = said(lambda: load_target(edit(save(tmp_path, layers=2), break_in_every_way)))
+    assert "2 missing" in message
+    assert "2 unexpected" in message
+    assert "2 of the wrong shape" in message
+    for name in ("self_attn.k_proj.weight", "model.norm.weight", "self_attn.q_proj.bias", "model.extra.weight"):
+        assert name in message
+    assert f"{LAYER}.mlp.up_proj.weight (found [127, 64], expected [128, 64])" in message
+    assert "lm_head.weight (found [120, 64], expected [128, 64])" in message
+
+
+def test_values_that_are_not_finite_are_named_together(tmp_path: Path) -> None:
+    def spoil(tensors: Tensors) -> None:
+        tensors["model.norm.weight"][3] = NAN
+        tensors[f"{LAYER}.mlp.down_proj.weight"][1, :2] = -INFINITY
+        tensors["lm_head.weight"][5, 5] = INFINITY
+
+    message = said(lambda: load_target(edit(tiny.save_llama(tmp_path, layers=2), spoil)))
+    for name in ("model.norm.weight (1 of 64", f"{LAYER}.mlp.down_proj.weight (2 of", "lm_head.weight (1 of"):
+        assert name in message
+
+
+def test_a_head_that_is_not_tied_must_be_there(tmp_path: Path) -> None:
+    path = edit(tiny.save_llama(tmp_path, layers=1), lambda tensors: tensors.pop("lm_head.weight"))
+    assert "1 missing: lm_head.weight" in said(lambda: load_target(path))
+
+
+def test_a_tied_checkpoints_copy_of_the_embedding_and_old_rope_buffers_are_ignored(tmp_path: Path) -> None:
+    def add(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = torch.zeros(128, 64)
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+
+    path = edit(tiny.save_llama(tmp_path, layers=1, tie_word_embeddings=True), add)
+    assert load_target(path).head is None
+
+
+def test_norms_of_q_and_k_belong_to_qwen3_only(tmp_path: Path) -> None:
+    missing = edit(tiny.save_qwen3(tmp_path / "q", layers=1), lambda t: t.pop("model.layers.0.self_attn.q_norm.weight"))
+    assert "1 missing: model.layers.0.self_attn.q_norm.weight" in said(lambda: load_target(missing))
+    added = edit(
+        tiny.save_llama(tmp_path / "l", layers=1),
+        lambda t: t.update({"model.layers.0.self_attn.q_norm.weight": torch.ones(16)}),
+    )
+    assert "1 unexpected: model.layers.0.self_attn.q_norm.weight" in said(lambda: load_target(added))
+
+
+def test_an_eagle_heads_problems_are_named_together(small: Twin, tmp_path: Path) -> None:
+    def damage(tensors: Tensors) -> None:
+        del tensors["layers.0.self_attn.o_proj.weight"]
+        tensors["hidden_norm.weight"] = torch.ones(64)
+        tensors["fc.weight"] = torch.zeros(64, 192)
+
+    message = said(lambda: load_eagle(small, edit(tiny.save_eagle(tmp_path), damage)))
+    assert "1 missing: layers.0.self_attn.o_proj.weight" in message
+    assert "1 unexpected: hidden_norm.weight" in message
+    assert "fc.weight (found [64, 192], expected [64, 128])" in message
+
+
+def test_an_eagle_head_that_wants_its_last_norm_must_have_it(small: Twin, tmp_path: Path) -> None:
+    path = tiny.save_eagle(tmp_path, use_last_layernorm=True)
+    assert "1 missing: norm.weight" in said(lambda: load_eagle(small, path))
+
+
+def test_an_eagle_head_of_another_hidden_size_names_both(small: Twin, tmp_path: Path) -> None:
+    message = said(lambda: load_eagle(small, tiny.save_eagle(tmp_path, hidden_size=48)))
+    assert "hidden size 48" in message
+    assert "the target 64" in message
+
+
+def test_a_head_that_overflowed_in_half_precision_is_refused(small: Twin, tmp_path: Path) -> None:
+    tensors = {name: tensor.half() for name, tensor in tiny.eagle_tensors().items()}
+    tensors["fc.weight"][0, 0] = 1e6  # infinite in float16
+    assert "fc.weight" in said(lambda: load_eagle(small, tiny.save_eagle(tmp_path, tensors)))
+
+
+def test_two_spellings_of_one_tensor_are_named(small: Twin, tmp_path: Path) -> None:
+    tensors = tiny.eagle_tensors()
+    twice = tensors | {"model.fc.weight": tensors["fc.weight"] + 1}
+    message = said(lambda: load_eagle(small, tiny.save_eagle(tmp_path, twice)))
+    assert "fc.weight and " in message
+    assert "model.fc.weight" in message
+    assert "two spellings of one tensor" in message
+
+
+def test_a_draft_lm_of_another_vocabulary_names_both(small: Twin, tmp_path: Path) -> None:
+    message = said(lambda: load_standalone(small, tiny.save_llama(tmp_path, layers=1, vocab_size=120)))
+    assert "vocabulary of 120 tokens" in message
+    assert "128" in message
+
+
+def test_a_draft_lms_problems_are_named_together(small: Twin, tmp_path: Path) -> None:
+    path = edit(tiny.save_llama(tmp_path, layers=2), break_in_every_way)
+    message = said(lambda: load_standalone(small, path))
+    assert all(part in message for part in ("2 missing", "2 unexpected", "2 of the wrong shape"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_heads_become_float32_exactly(small: Twin, tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {name: tensor.to(dtype) for name, tensor in tiny.eagle_tensors().items()}
+    drafter = load_eagle(small, tiny.save_eagle(tmp_path, tensors))
+    assert torch.equal(drafter.fc.weight, tensors["fc.weight"].float())
+    assert {parameter.dtype for parameter in drafter.parameters()} == {torch.float32}
+    q, k, v = (tensors[f"layers.0.self_attn.{name}_proj.weight"].float() for name in "qkv")
+    (layer,) = drafter.layers
+    assert torch.equal(layer.attention.qkv.weight, torch.cat((q, k, v)))
