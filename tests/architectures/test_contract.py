@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pairs import Pairs
 
 NAMES = [architecture.name for architecture in registered()]
+COUNT = 8
 PROMPTS = ((4, 5, 6, 4, 5), (77,), tuple(range(9)))
 
 
@@ -68,20 +69,19 @@ def test_states_are_named_once_and_keep_their_shape_and_type(pairs: Pairs, name:
 def test_drafts_change_the_number_of_steps_and_not_the_tokens(pairs: Pairs, name: str) -> None:
     step, model = pairs.step(name), reference.load_model(pairs.pair(name).target)
     vocabulary = step.target.config.vocabulary
-    answers = [reference.greedy(model, prompt, 24) for prompt in PROMPTS]
+    answers = [reference.greedy(model, prompt, COUNT) for prompt in PROMPTS]
     for width in range(K + 1):
         rows = [Row(prompt=prompt, chunk=4) for prompt in PROMPTS]
         loop = EagerLoop(step, rows, capacity=CAPACITY)
         loop.prefill()
-        while any(len(row.tokens) < len(row.prompt) + 16 for row in rows):
+        while any(len(row.tokens) < len(row.prompt) + COUNT for row in rows):
             for turn in loop.advance(width):
                 assert len(turn.next_tokens) == K + 1
                 assert all(-1 <= token < vocabulary for token in turn.next_tokens)
                 assert all(token >= 0 for token in turn.committed[: turn.accepted + 1])
                 assert set(turn.committed[turn.accepted + 1 :]) <= {-1}
         for row, answer in zip(rows, answers, strict=True):
-            tokens = row.tokens[len(row.prompt) :][:16]
-            assert tokens == answer[:16]
+            assert row.tokens[len(row.prompt) :][:COUNT] == answer
 
 
 def test_a_target_gets_standalone_and_ngram_without_asking() -> None:

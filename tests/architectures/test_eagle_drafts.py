@@ -76,15 +76,15 @@ HEADS = (
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.name)
-def test_rows_that_accept_differently_are_drafted_for_as_if_alone(llama: Twin, tmp_path: Path, head: Head) -> None:
-    step = load_step(llama, head.save(tmp_path), "eagle")
-    check_drafts(step, llama, PROMPTS, (3, 1, 4), head.drafts_of(llama), own_drafts=2)
+def test_rows_that_accept_differently_are_drafted_for_as_if_alone(small: Twin, tmp_path: Path, head: Head) -> None:
+    step = load_step(small, head.save(tmp_path), "eagle")
+    check_drafts(step, small, PROMPTS, (3, 1, 4), head.drafts_of(small), own_drafts=2)
 
 
 @pytest.mark.parametrize("chunk", range(1, len(PROMPT) + 1))
-def test_a_prompt_is_drafted_for_alike_however_it_is_chunked(llama: Twin, tmp_path: Path, chunk: int) -> None:
-    step = load_step(llama, PLAIN.save(tmp_path), "eagle")
-    check_drafts(step, llama, (PROMPT,), (chunk,), PLAIN.drafts_of(llama))
+def test_a_prompt_is_drafted_for_alike_however_it_is_chunked(small: Twin, tmp_path: Path, chunk: int) -> None:
+    step = load_step(small, PLAIN.save(tmp_path), "eagle")
+    check_drafts(step, small, (PROMPT,), (chunk,), PLAIN.drafts_of(small))
 
 
 def test_a_qwen3_target_can_have_a_llama_shaped_head(qwen3: Twin, tmp_path: Path) -> None:
@@ -93,16 +93,16 @@ def test_a_qwen3_target_can_have_a_llama_shaped_head(qwen3: Twin, tmp_path: Path
 
 
 @pytest.mark.parametrize("prefix", ["model.", ""])
-def test_copies_of_the_target_in_a_head_are_ignored(llama: Twin, tmp_path: Path, prefix: str) -> None:
+def test_copies_of_the_target_in_a_head_are_ignored(small: Twin, tmp_path: Path, prefix: str) -> None:
     copies = {name: torch.full((3,), 9.0) for name in ("embed_tokens.weight", "lm_head.weight", "norm.weight")}
     stored = {f"{prefix}{name}": value for name, value in (PLAIN.tensors | copies).items()}
-    step = load_step(llama, tiny.save_eagle(tmp_path, stored), "eagle")
-    check_drafts(step, llama, (PROMPT,), (4,), PLAIN.drafts_of(llama))
+    step = load_step(small, tiny.save_eagle(tmp_path, stored), "eagle")
+    check_drafts(step, small, (PROMPT,), (4,), PLAIN.drafts_of(small))
 
 
-def test_a_config_nested_in_model_is_read(llama: Twin, tmp_path: Path) -> None:
+def test_a_config_nested_in_model_is_read(small: Twin, tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
     nested = {**sizes, "num_hidden_layers": 1, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "head_dim": 16}
     config = {"architectures": ["EagleLlamaForCausalLM"], "model_type": "eagle", "model": nested}
-    step = load_step(llama, tiny.save_draft(tmp_path, config, PLAIN.tensors), "eagle")
-    check_drafts(step, llama, (PROMPT,), (4,), PLAIN.drafts_of(llama))
+    step = load_step(small, tiny.save_draft(tmp_path, config, PLAIN.tensors), "eagle")
+    check_drafts(step, small, (PROMPT,), (4,), PLAIN.drafts_of(small))

@@ -21,11 +21,11 @@ REPEATING = (4, 5, 6, 4, 5, 7, 4, 5, 6, 4, 5)
 
 
 @pytest.mark.parametrize(("n_min", "n_max"), RANGES)
-def test_rows_that_accept_differently_are_drafted_for_as_if_alone(llama: Twin, n_min: int, n_max: int) -> None:
-    step = load_step(llama, None, "ngram", ngram_min=n_min, ngram_max=n_max)
+def test_rows_that_accept_differently_are_drafted_for_as_if_alone(small: Twin, n_min: int, n_max: int) -> None:
+    step = load_step(small, None, "ngram", ngram_min=n_min, ngram_max=n_max)
     check_drafts(
         step,
-        llama,
+        small,
         (REPEATING, (77,), (9, 9, 9, 9, 1, 9)),
         (3, 1, 4),
         lambda known, _: Drafts(tokens=reference.looked_up(known, K, n_min, n_max)),
@@ -34,10 +34,10 @@ def test_rows_that_accept_differently_are_drafted_for_as_if_alone(llama: Twin, n
 
 
 @pytest.mark.parametrize("chunk", range(1, len(REPEATING) + 1))
-def test_a_prompt_is_drafted_for_alike_however_it_is_chunked(llama: Twin, chunk: int) -> None:
-    step = load_step(llama, None, "ngram")
+def test_a_prompt_is_drafted_for_alike_however_it_is_chunked(small: Twin, chunk: int) -> None:
+    step = load_step(small, None, "ngram")
     check_drafts(
-        step, llama, (REPEATING,), (chunk,), lambda known, _: Drafts(tokens=reference.looked_up(known, K, 1, 3))
+        step, small, (REPEATING,), (chunk,), lambda known, _: Drafts(tokens=reference.looked_up(known, K, 1, 3))
     )
 
 
@@ -50,7 +50,7 @@ def test_a_prompt_is_drafted_for_alike_however_it_is_chunked(llama: Twin, chunk:
     data=st.data(),
 )
 def test_any_history_is_searched_longest_and_latest_first(
-    llama: Twin, rows: list[list[int]], n_min: int, more: int, count: int, data: st.DataObject
+    small: Twin, rows: list[list[int]], n_min: int, more: int, count: int, data: st.DataObject
 ) -> None:
     """Whatever the window last run holds after the pending token, and whatever other requests left behind."""
     drafter = NgramDrafter(count, n_min, n_min + more)
@@ -64,7 +64,7 @@ def test_any_history_is_searched_longest_and_latest_first(
     kv_len, newest = torch.tensor(old), torch.tensor([len(row) - 1 for row in rows])
     visible = int((kv_len + width).max()) + data.draw(st.integers(0, 3))
     verified = _verified(tokens, kv_len, newest, visible)
-    drafts, (kept,) = drafter.propose(llama.target, verified, [history])
+    drafts, (kept,) = drafter.propose(small.target, verified, [history])
     assert drafts.tolist() == [reference.looked_up(row, count, n_min, n_min + more) for row in rows]
     assert [kept[index, : len(row)].tolist() for index, row in enumerate(rows)] == rows
 
@@ -97,11 +97,11 @@ def test_the_search_itself_by_hand(history: list[int], drafts: list[int]) -> Non
     assert reference.looked_up(history, 3, 1, 3) == drafts
 
 
-def test_rows_without_a_match_step_at_full_width_and_commit_the_targets_token(llama: Twin) -> None:
-    loop = EagerLoop(load_step(llama, None, "ngram", ngram_min=3), [Row(prompt=(1, 2), chunk=2)], capacity=32)
+def test_rows_without_a_match_step_at_full_width_and_commit_the_targets_token(small: Twin) -> None:
+    loop = EagerLoop(load_step(small, None, "ngram", ngram_min=3), [Row(prompt=(1, 2), chunk=2)], capacity=32)
     loop.prefill()
     assert loop.rows[0].drafts == [-1] * K
     (turn,) = loop.advance(K)
     assert turn.accepted == 0
-    assert turn.committed == (llama.whole((1, 2))[3], -1, -1, -1)
+    assert turn.committed == (small.whole((1, 2))[3], -1, -1, -1)
     assert isinstance(loop.step.target, DecoderTarget)

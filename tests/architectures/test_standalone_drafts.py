@@ -44,17 +44,17 @@ def _drafts_of(path: Path) -> Expected:
 
 
 @pytest.mark.parametrize("kind", DRAFTS)
-def test_rows_that_accept_differently_are_drafted_for_as_if_alone(llama: Twin, tmp_path: Path, kind: str) -> None:
+def test_rows_that_accept_differently_are_drafted_for_as_if_alone(small: Twin, tmp_path: Path, kind: str) -> None:
     save, changes = DRAFTS[kind]
     draft = save(tmp_path, seed=5, **changes)
-    step = load_step(llama, draft, "standalone")
-    check_drafts(step, llama, PROMPTS, (3, 1, 4), _drafts_of(draft), own_drafts=2)
+    step = load_step(small, draft, "standalone")
+    check_drafts(step, small, PROMPTS, (3, 1, 4), _drafts_of(draft), own_drafts=2)
 
 
 @pytest.mark.parametrize("chunk", range(1, len(PROMPT) + 1))
-def test_a_prompt_is_drafted_for_alike_however_it_is_chunked(llama: Twin, tmp_path: Path, chunk: int) -> None:
+def test_a_prompt_is_drafted_for_alike_however_it_is_chunked(small: Twin, tmp_path: Path, chunk: int) -> None:
     draft = tiny.save_llama(tmp_path, seed=5, layers=2)
-    check_drafts(load_step(llama, draft, "standalone"), llama, (PROMPT,), (chunk,), _drafts_of(draft))
+    check_drafts(load_step(small, draft, "standalone"), small, (PROMPT,), (chunk,), _drafts_of(draft))
 
 
 def test_a_qwen3_target_can_have_a_llama_draft(qwen3: Twin, tmp_path: Path) -> None:
@@ -62,9 +62,9 @@ def test_a_qwen3_target_can_have_a_llama_draft(qwen3: Twin, tmp_path: Path) -> N
     check_drafts(load_step(qwen3, draft, "standalone"), qwen3, PROMPTS, (3, 1, 4), _drafts_of(draft))
 
 
-def test_a_target_that_drafts_for_itself_is_always_right(llama: Twin) -> None:
+def test_a_target_that_drafts_for_itself_is_always_right(small: Twin) -> None:
     rows = [Row(prompt=PROMPT, chunk=3), Row(prompt=(77,), chunk=1)]
-    loop = EagerLoop(load_step(llama, llama.path, "standalone"), rows, capacity=CAPACITY)
+    loop = EagerLoop(load_step(small, small.path, "standalone"), rows, capacity=CAPACITY)
     loop.prefill()
     assert [turn.accepted for _ in range(4) for turn in loop.advance(K)] == [K] * 8
-    assert all(tuple(row.tokens) == llama.whole(row.prompt)[: len(row.tokens)] for row in rows)
+    assert all(tuple(row.tokens) == small.whole(row.prompt)[: len(row.tokens)] for row in rows)

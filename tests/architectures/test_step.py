@@ -112,12 +112,12 @@ def test_a_mixed_step_does_to_each_row_what_it_does_to_the_row_alone(
     llama: Twin, drafts: dict[str, Path | None], method: str
 ) -> None:
     step = load_step(llama, drafts[method], method)
-    prompts = ((77,), PROMPT, tuple(range(30)))  # the second and third still prefill while the first verifies
+    prompts = ((77,), PROMPT, tuple(range(20)))  # the second and third still prefill while the first verifies
     together = [Row(prompt=prompt, chunk=4) for prompt in prompts]
     alone = [Row(prompt=prompt, chunk=4) for prompt in prompts]
     loops = [EagerLoop(step, [row], capacity=CAPACITY, padding=7) for row in alone]
     mixed = EagerLoop(step, together, capacity=CAPACITY)
-    for number in range(10):
+    for number in range(8):
         offered = [_half_right(llama, row, number) for row in together]
         turns = mixed.advance(K, offered)
         for turn, loop, own in zip(turns, loops, offered, strict=True):
