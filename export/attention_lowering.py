@@ -11,6 +11,9 @@ import onnx_ir as ir
 from .builder import MICROSOFT, Builder
 from .lowering import merge_heads, static_size
 
+BLOCK = 128
+"""Terms of a sum that MLAS adds in one go whatever the other sizes (MLAS_SGEMM_STRIDEK)."""
+
 
 class AttentionLowering:
     """Lowers WriteCache, Attention and DraftAttention; what layers share (a mask, a slice) is made once."""
@@ -76,7 +79,22 @@ class AttentionLowering:
         return merge_heads(self._builder, mixed, heads * dim)
 
     def _scores(self, rows: ir.Value, keys: ir.Value, scale: float) -> ir.Value:
-        return self._builder.op("FusedMatMul", [rows, keys], domain=MICROSOFT, transB=1, alpha=scale)
+        """rows [B, kv, M, D] · keys [B, kv, L, D]ᵀ → [B, kv, M, L].
+
+        Of a longer sum than BLOCK terms the CPU's kernel makes partial sums, and how many depends on L: two blocks
+        of our own keep the bits.
+        """
+        op, dim = self._builder.op, static_size(keys, 3)
+        if dim <= BLOCK:
+            return op("FusedMatMul", [rows, keys], domain=MICROSOFT, transB=1, alpha=scale)
+        const, total = self._builder.constant, None
+        for start in range(0, dim, BLOCK):
+            ends = [const([start]), const([min(start + BLOCK, dim)]), const([3])]
+            parts = [op("Slice", [operand, *ends]) for operand in (rows, keys)]
+            product = op("FusedMatMul", parts, domain=MICROSOFT, transB=1, alpha=scale)
+            total = product if total is None else op("Add", [total, product])
+        assert total is not None
+        return total
 
     def _masked(self, scores: ir.Value, mask: ir.Value, group: int) -> ir.Value:
         """Adds the mask [B, T, L], repeated for each of the G heads of a key head."""
@@ -90,7 +108,10 @@ class AttentionLowering:
         """The first L positions: what a CPU kernel reads costs time, whether it is masked or not."""
         if (cache, mask) not in self._visible:
             const = self._builder.constant
-            self._visible[cache, mask] = self._builder.op("Slice", [cache, const([0]), self._length(mask), const([2])])
+            visible = self._builder.op("Slice", [cache, const([0]), self._length(mask), const([2])])
+            assert cache.shape is not None
+            visible.shape = ir.Shape([*cache.shape[:2], None, cache.shape[3]])
+            self._visible[cache, mask] = visible
         return self._visible[cache, mask]
 
     def _length(self, mask: ir.Value) -> ir.Value:

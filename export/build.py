@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
-from graphspec import __version__
+from graphspec import __version__, architectures
 from graphspec.architecture import Resolution
-from graphspec.bundle import existing_key, input_key, read_manifest
+from graphspec.bundle import existing_key, input_key, verify_bundle
 from graphspec.checkpoints import Checkpoint, fingerprint
-from graphspec.errors import ConfigError
+from graphspec.errors import BundleError, CheckpointError, ConfigError
 from graphspec.manifest import Manifest
 from graphspec.speculative_config import SpeculativeConfig, refuse_unsupported
 
@@ -64,8 +64,9 @@ class Plan:
 
     @property
     def capacity(self) -> int:
-        """Positions in a cache row: a step near the end writes up to K + 2 beyond what it keeps."""
-        return self.max_length + self.config.draft_width + 2
+        """Positions in a cache row. A block that starts at the last token but one may end K beyond max_length; a
+        step launched before that is known, K + 1 further; the drafts after it stand at K more positions."""
+        return self.max_length + 3 * self.config.draft_width + 2
 
     @property
     def key(self) -> str:
@@ -118,7 +119,16 @@ def build(
         pair=_pair(resolution),
     )
     if existing_key(out) == plan.key:
-        return Built(manifest=read_manifest(out), was_cached=True)
+        on_stage("checking the bundle that is there")
+        try:
+            return Built(manifest=verify_bundle(out), was_cached=True)
+        except BundleError:
+            overwrite = True  # the same bundle, damaged: it is what was asked for, so it is made again
+    if "tokenizer.json" not in resolution.target.tokenizer_files():
+        raise CheckpointError(
+            f"target '{resolution.target.name}' has no tokenizer.json, so a bundle of it could read no text; "
+            "put the model's tokenizer.json beside its config.json"
+        )
     on_stage("loading torch")
     from .assemble import assemble
 
@@ -163,7 +173,19 @@ def _model_entry(checkpoint: Checkpoint, vocabulary: int = 0) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, JsonValue]:
-    return {"graphspec": __version__, **{name: importlib.metadata.version(name) for name in _LIBRARIES}}
+    return {
+        "graphspec": __version__,
+        "compiler": _own_source(),
+        **{name: importlib.metadata.version(name) for name in _LIBRARIES},
+    }
+
+
+def _own_source() -> str:
+    """Hash of the compiler itself: a changed one of the same version (a checkout) must not reuse old bundles."""
+    root = Path(__file__).resolve().parent
+    folders = (root, Path(str(architectures.__file__)).parent)
+    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
 
 
 def _machine() -> list[JsonValue]:

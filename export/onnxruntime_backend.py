@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,12 @@ class OnnxRuntimeBackend:
         on_stage("comparing rows bit by bit")
         return {
             "prefill_chunks": "dynamic",
-            "row_invariant": is_row_invariant(root, step.states, step.target.config.vocabulary),
+            "row_invariant": is_row_invariant(
+                root,
+                step.states,
+                step.target.config.vocabulary,
+                num_threads=min(os.cpu_count() or 1, step.target.config.kv_heads),
+            ),
             "graphs": [graph_entry("any", "graphs/any.onnx", "any", widths, model, step), *portable],
         }
 

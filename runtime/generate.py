@@ -5,7 +5,6 @@ Prompts share the engine's slots: as one request ends, the next takes its row.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from graphspec.manifest import Manifest
 from .acceptance import AcceptanceStatistics
 from .chat import render_chat
 from .engine import NO_TOKEN, Chunk, Engine, StepResult
-from .onnxruntime_engine import OnnxRuntimeEngine, host
+from .onnxruntime_engine import OnnxRuntimeEngine, host, most_threads
 from .sampling import SamplingParams, fresh_seed, uniform_table
 from .stops import FinishReason, StopRules, StopTracker
 from .text import IncrementalDetokenizer, Tokenizer
@@ -270,9 +269,12 @@ def load(
     limit = opened.manifest.max_batch_size
     if max_batch_size is not None and not 1 <= max_batch_size <= limit:
         raise ConfigError(f"max_batch_size {max_batch_size}: the bundle was built for 1 to {limit} rows")
-    cores = os.cpu_count() or 1
-    if num_threads is not None and not 1 <= num_threads <= cores:
-        raise ConfigError(f"num_threads {num_threads}: this machine has 1 to {cores}")
+    most = most_threads(opened.manifest)
+    if num_threads is not None and not 1 <= num_threads <= most:
+        raise ConfigError(
+            f"num_threads {num_threads}: 1 to {most} are possible, the fewer of this machine's cores and the target's "
+            "key/value heads; with more, a row's result would depend on the step it is in"
+        )
     tokenizer = Tokenizer.load(opened.root)
     engine = OnnxRuntimeEngine(opened, num_slots=max_batch_size, num_threads=num_threads)
     opened.confirm()  # a rebuild while it loaded would have mixed two bundles

@@ -6,6 +6,7 @@ that are not stepped are computed and dropped: what is written beyond a row's le
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -39,7 +40,7 @@ class OnnxRuntimeEngine:
         self.capacity = manifest.capacity
         self._width = manifest.num_draft_tokens
         (self._graph,) = (graph for graph in manifest.graphs if graph.role == "any")
-        self._session = _session(bundle, self._graph, num_threads, profile=profile)
+        self._session = _session(bundle, self._graph, num_threads or most_threads(manifest), profile=profile)
         self._inputs = frozenset(spec.name for spec in self._graph.inputs)
         self._states = _zero_states(manifest, self.num_slots)
         self._tokens = np.full((self.num_slots, self._width + 1), NO_TOKEN, np.int64)
@@ -111,9 +112,9 @@ class OnnxRuntimeEngine:
         feeds: dict[str, Array] = {name: np.full(len(tokens), value, np.int64) for name, value in counts.items()}
         feeds |= {name: values[rows] for name, values in self._sampling.items()}
         feeds["tokens"] = np.ascontiguousarray(tokens)
-        feeds["kv_len"] = self._kv_len[rows].copy()
+        feeds["kv_len"] = self._lengths(slots, tokens.shape[1])
         feeds["verify_offsets"] = np.arange(width + 1)
-        feeds["key_positions"] = np.arange(self._visible(rows, tokens.shape[1]))
+        feeds["key_positions"] = np.arange(self._visible(feeds["kv_len"], tokens.shape[1]))
         binding = self._binding(rows)
         for name in self._inputs & feeds.keys():
             binding.bind_cpu_input(name, feeds[name])
@@ -126,8 +127,15 @@ class OnnxRuntimeEngine:
         self._kv_len[list(slots)] = next_kv_len[inside]
         return StepResult(slots=slots, accepted=accepted[inside], committed=committed[inside])
 
-    def _visible(self, rows: slice, length: int) -> int:
-        needed = int(self._kv_len[rows].max()) + length + 1
+    def _lengths(self, slots: tuple[int, ...], length: int) -> Array:
+        """kv_len of the range of slots. A row between that ended at the end of its cache has no room for `length`
+        tokens and drafts: it is moved back, over positions that no answer reaches."""
+        lengths = np.minimum(self._kv_len[min(slots) : max(slots) + 1], self.capacity - length - self._width)
+        lengths[np.array(slots) - min(slots)] = self._kv_len[list(slots)]
+        return lengths
+
+    def _visible(self, lengths: Array, length: int) -> int:
+        needed = int(lengths.max()) + length + 1
         return min(-(-needed // _CONTEXT_STEP) * _CONTEXT_STEP, self.capacity)
 
     def _binding(self, rows: slice) -> Any:
@@ -146,6 +154,16 @@ class OnnxRuntimeEngine:
                 binding.bind_ortvalue_output(output, value)
             self._bindings[key] = binding
         return self._bindings[key]
+
+
+def most_threads(manifest: Manifest) -> int:
+    """Threads that keep the bits, at most one for each core.
+
+    With more threads than key/value heads, a product of attention is split between two of them when it is long
+    enough, and its sums are then added up in another order (MLAS): a row would depend on the length of a step.
+    """
+    heads = [state.shape[1] for state in manifest.states if state.input.startswith("target.")]
+    return min([os.cpu_count() or 1, *(size for size in heads if isinstance(size, int))])
 
 
 def host() -> Host:
