@@ -38,7 +38,7 @@ def _threshold(probabilities: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tenso
     by_rank = torch.where(limited, ordered.gather(-1, last), 0.0)
 
     # The nucleus: the fewest tokens, most probable first, whose mass reaches top-p of what top-k left, ties included.
-    last = torch.where(limited, (ordered >= by_rank).sum(dim=-1, keepdim=True) - 1, last)
+    last = (ordered >= by_rank).sum(dim=-1, keepdim=True) - 1
     left = torch.where(limited, mass.gather(-1, last), 1.0)
     size = (mass < top_p[:, None, None] * left).sum(dim=-1, keepdim=True)
     in_nucleus = ordered.gather(-1, torch.minimum(size, last))
