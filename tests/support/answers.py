@@ -14,15 +14,16 @@ PROMPTS = tuple(tuple((5 * i * i + 3 * n) % 128 for i in range(n)) for n in (1, 
 
 
 @cache
-def greedy_answers(checkpoint: Path, num_tokens: int) -> tuple[tuple[int, ...], ...]:
-    """transformers' greedy continuation of each of PROMPTS, in float32."""
+def _model(checkpoint: Path) -> Any:
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    model.eval()
-    answers = []
-    for prompt in PROMPTS:
-        ids = torch.tensor([prompt])
-        generated = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0
-        )
-        answers.append(tuple(generated[0, len(prompt) :].tolist()))
-    return tuple(answers)
+    return model.eval()
+
+
+@cache
+def greedy_answer(checkpoint: Path, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+    """transformers' greedy continuation, in float32."""
+    ids = torch.tensor([prompt])
+    generated = _model(checkpoint).generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0
+    )
+    return tuple(generated[0, len(prompt) :].tolist())

@@ -91,7 +91,7 @@ class Pairs:
         resolution = resolve_pair(pair.target, pair.draft, method=_method(name), arch=name, arch_modules=["forced"])
         architecture = resolution.architecture
         asked = SpeculativeConfig.parse({"speculative_method": architecture.methods[0], "num_speculative_tokens": K})
-        target = architecture.target.load(resolution.target, capacity=MAX_LENGTH + K + 2)
+        target = architecture.target.load(resolution.target, capacity=MAX_LENGTH + 3 * K + 2)
         config = complete_config(asked, resolution)
         return FusedStep(target, architecture.drafter.load(target, resolution.draft, K, config))
 

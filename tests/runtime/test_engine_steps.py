@@ -1,0 +1,258 @@
+"""The ONNX Runtime engine, step by step: against the eager step, out of order, at the edges, on the wrong machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from answers import PROMPTS
+from eager import EagerLoop, Row, Sampling
+from pairs import FORCED, MAX_LENGTH, NAMES, K, Pairs
+from restaging import restage
+
+from graphspec.bundle import open_bundle, read_manifest
+from graphspec.errors import BundleError
+from graphspec.export.device import multiplies_uint8_by_int8_exactly, probe_model
+from graphspec.runtime.engine import NO_TOKEN, Chunk
+from graphspec.runtime.generate import load
+from graphspec.runtime.onnxruntime_engine import OnnxRuntimeEngine, host
+from graphspec.runtime.sampling import SamplingParams, uniform_table
+
+pytestmark = pytest.mark.slow
+
+WIDTHS_IN_TURN = (3, 3, 0, 2, 1, 3, 0, 0, 1, 1, 2, 3, 3, 2, 3, 3)
+CHUNK = 4
+PARAMS = (
+    SamplingParams(),
+    SamplingParams(temperature=0.7, seed=1),
+    SamplingParams(),
+    SamplingParams(temperature=1.3, top_k=20, top_p=0.95, min_p=0.01, seed=2),
+)
+
+
+def opened(path: Path, *, num_slots: int = 4) -> OnnxRuntimeEngine:
+    return OnnxRuntimeEngine(open_bundle(path, host=host()), num_slots=num_slots, num_threads=1)
+
+
+@pytest.fixture
+def engine(pairs: Pairs) -> Iterator[OnnxRuntimeEngine]:
+    made = opened(pairs.bundle(NAMES[0]))
+    yield made
+    made.close()
+
+
+def admit(engine: OnnxRuntimeEngine, slot: int, prompt: Sequence[int], params: SamplingParams) -> Any:
+    """Queues the request's prompt → the last chunk's Pending."""
+    engine.admit(slot, params, uniform_table(params.seed or 0, engine.capacity))
+    for start in range(0, len(prompt), CHUNK):
+        end = start + CHUNK
+        following = prompt[end] if end < len(prompt) else NO_TOKEN
+        pending = engine.prefill(Chunk(slot=slot, tokens=tuple(prompt[start:end]), next_token=following))
+    return pending
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_and_tokens_are_those_of_the_eager_step(pairs: Pairs, name: str) -> None:
+    """Four rows of different lengths in one batch, each beside an eager step that runs it alone."""
+    engine, step = opened(pairs.bundle(name)), pairs.step(name)
+    prompts = PROMPTS[2:6]
+    loops = []
+    for slot, (prompt, params) in enumerate(zip(prompts, PARAMS, strict=True)):
+        admit(engine, slot, prompt, params)
+        uniform = torch.tensor(uniform_table(params.seed or 0, engine.capacity))[:, 0]
+        sampling = Sampling(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            uniform=uniform,
+        )
+        loop = EagerLoop(step, [Row(prompt=prompt, chunk=CHUNK, sampling=sampling)], capacity=engine.capacity)
+        loop.prefill()
+        loops.append(loop)
+    assert_same_drafts(engine, loops)
+    for width in WIDTHS_IN_TURN:
+        result = engine.step(range(4), width).result()
+        for slot, loop in enumerate(loops):
+            (turn,) = loop.advance(width)
+            assert result.tokens(slot) == list(turn.committed[: turn.accepted + 1])
+        assert_same_drafts(engine, loops)
+    engine.close()
+
+
+def assert_same_drafts(engine: OnnxRuntimeEngine, loops: Sequence[EagerLoop]) -> None:
+    for slot, loop in enumerate(loops):
+        (row,) = loop.rows
+        assert engine.drafts(slot).tolist() == [row.tokens[-1], *row.drafts]
+
+
+def test_steps_may_be_launched_before_earlier_ones_are_read(engine: OnnxRuntimeEngine) -> None:
+    def run(read_at_once: bool) -> list[list[int]]:
+        pending = [admit(engine, slot, PROMPTS[slot + 2], PARAMS[slot]) for slot in range(4)]
+        launched = []
+        for width in WIDTHS_IN_TURN:
+            launched.append(engine.step(range(4), width))
+            if read_at_once:
+                launched[-1].result()
+        tokens = [[*first.result().tokens(0)] for first in pending]
+        for step in launched:
+            for slot in range(4):
+                tokens[slot] += step.result().tokens(slot)
+        return tokens
+
+    assert run(True) == run(False)
+
+
+def test_a_step_of_some_rows_leaves_the_others_as_they_were(engine: OnnxRuntimeEngine) -> None:
+    def run(order: Sequence[Sequence[int]]) -> list[list[int]]:
+        tokens = [[*admit(engine, slot, PROMPTS[slot + 2], PARAMS[slot]).result().tokens(0)] for slot in range(4)]
+        for slots in order:
+            result = engine.step(slots, K).result()
+            assert result.slots == tuple(slots)
+            for row, slot in enumerate(slots):
+                tokens[slot] += result.tokens(row)
+        return tokens
+
+    together = run([(0, 1, 2, 3)] * 8)
+    alone = run([(slot,) for _ in range(8) for slot in (3, 1, 0, 2)])
+    mixed = run([slots for _ in range(8) for slots in ((0, 3), (2,), (1,))])
+    assert together == alone == mixed
+
+
+def test_a_slot_forgets_its_last_request(engine: OnnxRuntimeEngine) -> None:
+    def run(slot: int) -> list[int]:
+        tokens = admit(engine, slot, PROMPTS[3], PARAMS[1]).result().tokens(0)
+        for _ in range(6):
+            tokens += engine.step([slot], K).result().tokens(0)
+        return list(tokens)
+
+    fresh = run(2)
+    admit(engine, 2, PROMPTS[7], PARAMS[3])
+    for _ in range(10):
+        engine.step([2], K)
+    assert run(2) == run(0) == fresh
+
+
+def test_a_row_at_the_end_of_its_cache_may_lie_between_those_stepped(engine: OnnxRuntimeEngine) -> None:
+    """As one does that was launched once more after its last token, before that was known."""
+    outer = (0, 2)
+
+    def run() -> list[list[int]]:
+        tokens = [list(admit(engine, slot, PROMPTS[slot + 2], PARAMS[0]).result().tokens(0)) for slot in outer]
+        for _ in range(8):
+            result = engine.step(outer, K).result()
+            for row in range(2):
+                tokens[row] += result.tokens(row)
+        return tokens
+
+    length = MAX_LENGTH - 1
+    last = admit(engine, 1, [7] * length, PARAMS[0]).result()
+    while length <= MAX_LENGTH + 2 * K:
+        last = engine.step([1], K).result()
+        length += len(last.tokens(0))
+    beside_it = run()
+    admit(engine, 1, [7], PARAMS[0])
+    assert run() == beside_it
+
+
+def test_what_a_step_raises_is_raised_where_it_is_read(engine: OnnxRuntimeEngine) -> None:
+    admit(engine, 0, PROMPTS[3], PARAMS[0]).result()
+    broken = engine.prefill(Chunk(slot=0, tokens=(1,) * (engine.capacity + 1)))
+    with pytest.raises(RuntimeError):
+        broken.result()
+    assert admit(engine, 1, PROMPTS[3], PARAMS[0]).result().slots == (1,)
+
+
+class Talkative(onnxruntime.SessionOptions):  # type: ignore[misc]
+    """Session options that keep ONNX Runtime's default level, warnings and up."""
+
+    log_severity_level = 2
+
+
+@pytest.mark.parametrize("name", [NAMES[1], NAMES[6], NAMES[7]])
+def test_caches_are_updated_in_place(
+    pairs: Pairs, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime warns where it copies a cache instead; a step not bound in place shows that we would see it."""
+    monkeypatch.setattr(onnxruntime, "SessionOptions", Talkative)
+    engine = opened(pairs.bundle(name))
+    admit(engine, 0, PROMPTS[5], PARAMS[0])
+    admit(engine, 3, PROMPTS[2], PARAMS[1])
+    for slots in ((0,), (0, 3), (3,)):
+        engine.step(slots, K).result()
+    assert "in-place" not in capfd.readouterr().err
+    session = engine._session
+    session.run(None, {spec.name: zeros(spec) for spec in session.get_inputs()})
+    assert "in-place optimization not activated" in capfd.readouterr().err
+    engine.close()
+
+
+def zeros(spec: Any) -> np.ndarray[Any, Any]:
+    if spec.name in ("verify_offsets", "key_positions"):
+        return np.arange(8 if spec.name == "key_positions" else 1)
+    sizes = {"batch": 1, "tokens": 1, "capacity": 40}
+    shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
+    return np.ones(shape, np.float32 if "float" in spec.type else np.int64)
+
+
+def test_a_bundle_for_cpus_with_vnni_loads_where_products_are_exact(pairs: Pairs, tmp_path: Path) -> None:
+    path = for_vnni(pairs, tmp_path / "bundle", probe_model())
+    if multiplies_uint8_by_int8_exactly():
+        load(path).close()
+    else:
+        with pytest.raises(BundleError, match="was built for CPUs with VNNI"):
+            load(path)
+
+
+def test_a_bundle_for_cpus_with_vnni_is_refused_where_products_saturate(pairs: Pairs, tmp_path: Path) -> None:
+    """A probe of other weights gives the wrong product on every machine."""
+    weights = b"\x7f" * 64 * 16
+    assert weights in probe_model()
+    path = for_vnni(pairs, tmp_path / "bundle", probe_model().replace(weights, b"\x7e" * 64 * 16))
+    with pytest.raises(BundleError, match=r"was built for CPUs with VNNI .*; rebuild it here with: graphspec build "):
+        load(path)
+
+
+def for_vnni(pairs: Pairs, out: Path, probe: bytes) -> Path:
+    source = pairs.bundle(NAMES[0])
+    backend = read_manifest(source).backend.model_dump()
+    backend["device_class"] = f"{os.uname().machine}-vnni"
+    return restage(source, out, {"graphs/int8_probe.onnx": probe}, backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"device_class": "riscv64"}, "built for device class riscv64"),
+        ({"name": "tensorrt"}, "built for tensorrt"),
+        ({"min_version": "99.0"}, "built for onnxruntime 99.0 or newer"),
+    ],
+)
+def test_a_bundle_for_another_machine_is_refused(
+    pairs: Pairs, tmp_path: Path, change: dict[str, str], said: str
+) -> None:
+    source = pairs.bundle(FORCED)
+    backend = read_manifest(source).backend.model_dump() | change
+    with pytest.raises(BundleError, match=said):
+        load(restage(source, tmp_path / "bundle", backend=backend))
+
+
+@pytest.mark.parametrize("file", ["weights/model.safetensors", "graphs/any.onnx", "tokenizer/tokenizer.json"])
+def test_a_changed_file_is_refused_before_the_backend_sees_a_byte(
+    pairs: Pairs, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = restage(pairs.bundle(FORCED), tmp_path / "bundle")
+    with (path / file).open("r+b") as changed:
+        changed.seek(-100, os.SEEK_END)
+        byte = changed.read(1)
+        changed.seek(-1, os.SEEK_CUR)
+        changed.write(bytes([byte[0] ^ 1]))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", None)
+    with pytest.raises(BundleError, match=rf"is damaged: {file} has sha256 "):
+        load(path)
