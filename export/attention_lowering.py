@@ -110,7 +110,7 @@ class AttentionLowering:
             const = self._builder.constant
             visible = self._builder.op("Slice", [cache, const([0]), self._length(mask), const([2])])
             assert cache.shape is not None
-            visible.shape = ir.Shape([*cache.shape[:2], None, cache.shape[3]])
+            visible.type, visible.shape = cache.type, ir.Shape([*cache.shape[:2], "visible", cache.shape[3]])
             self._visible[cache, mask] = visible
         return self._visible[cache, mask]
 

@@ -14,31 +14,49 @@ from graphspec.architectures.state import StateSpec
 
 Arrays = dict[str, NDArray[Any]]
 
-_CAPACITY = 384
-_LENGTH = 300
-"""Past every size at which MLAS changes how it adds up: 64, 128, 256."""
-_SPLITS = ((300,), (1, 1, 1, 297), (60, 5, 64, 171), (150, 145, 5), (255, 1, 2, 42), (297, 1, 1, 1))
+_LONGEST = 300
+"""Tokens: past every size at which MLAS changes how it adds up (64, 128, 256)."""
+_ROOM = 32
+"""Positions behind the tokens, for drafts."""
+_CUTS = ((1, 2, 3), (60, 65, 129), (150, 295), (255, 256, 258), (-3, -2, -1))
+"""Where the tokens are cut in pieces; negative: from the end."""
 
 
-def is_row_invariant(root: Path, states: Sequence[StateSpec], vocabulary: int, *, num_threads: int) -> bool:
-    """Runs the same tokens whole, in pieces and beside other rows: True if every cache has the same bits."""
+def is_row_invariant(
+    root: Path, states: Sequence[StateSpec], vocabulary: int, *, positions: int, num_threads: int
+) -> bool:
+    """Runs the same tokens whole, in pieces and beside other rows: True if every target cache has the same bits.
+
+    `positions`: tokens that a row has room for.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = num_threads
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(root))
     model = (root / "graphs" / "any.onnx").read_bytes()
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    tokens = np.random.default_rng(0).integers(0, vocabulary, (4, _LENGTH))
-    alone = _run(session, states, tokens[:1], _SPLITS[0])
-    others = [_run(session, states, tokens[:1], split) for split in _SPLITS[1:]]
-    others.append(_run(session, states, tokens, _SPLITS[0]))
-    return all(_same_bits(alone, other, states) for other in others)
+    length = min(_LONGEST, positions)
+    tokens = np.random.default_rng(0).integers(0, vocabulary, (4, length))
+    alone = _run(session, states, tokens[:1], (length,))
+    others = [_run(session, states, tokens[:1], pieces) for pieces in _pieces(length)]
+    others.append(_run(session, states, tokens, (length,)))
+    return all(_same_bits(alone, other, states, length) for other in others)
+
+
+def _pieces(length: int) -> list[tuple[int, ...]]:
+    """Lengths of the pieces for each set of cuts."""
+    found = []
+    for cuts in _CUTS:
+        ends = sorted({cut % length for cut in cuts if cut % length > 0 and abs(cut) < length} | {length})
+        found.append(tuple(np.diff([0, *ends]).tolist()))
+    return found
 
 
 def _run(session: Any, states: Sequence[StateSpec], tokens: NDArray[np.int64], split: Sequence[int]) -> Arrays:
     """The states after the tokens i64[B, T], fed in pieces as a prompt is."""
     batch = len(tokens)
-    sizes = {"batch": batch, "capacity": _CAPACITY}
+    capacity = tokens.shape[1] + _ROOM
+    sizes = {"batch": batch, "capacity": capacity}
     held = {s.name: np.zeros([sizes[d] if isinstance(d, str) else d for d in s.shape], s.dtype) for s in states}
     start = 0
     for length in split:
@@ -51,12 +69,12 @@ def _run(session: Any, states: Sequence[StateSpec], tokens: NDArray[np.int64], s
             "n_known": np.full(batch, length),
             "next_token": following,
             "verify_offsets": np.arange(1),
-            "key_positions": np.arange(-(-(after + 1) // 32) * 32),
+            "key_positions": np.arange(min(-(-(after + 1) // 32) * 32, capacity)),
             "temperature": np.zeros(batch, np.float32),
             "top_k": np.zeros(batch, np.int64),
             "top_p": np.ones(batch, np.float32),
             "min_p": np.zeros(batch, np.float32),
-            "uniform": np.zeros((batch, _CAPACITY, 1), np.float32),
+            "uniform": np.zeros((batch, capacity, 1), np.float32),
         }
         read = {value.name for value in session.get_inputs()}
         given = {name: value for name, value in {**feeds, **held}.items() if name in read}
@@ -66,12 +84,12 @@ def _run(session: Any, states: Sequence[StateSpec], tokens: NDArray[np.int64], s
     return held
 
 
-def _same_bits(left: Arrays, right: Arrays, states: Sequence[StateSpec]) -> bool:
+def _same_bits(left: Arrays, right: Arrays, states: Sequence[StateSpec], length: int) -> bool:
     """Compares the first row's entries at the positions of the tokens."""
 
     def written(arrays: Arrays, spec: StateSpec) -> NDArray[Any]:
         axis = spec.shape.index("capacity")
-        return np.take(arrays[spec.name][0], np.arange(_LENGTH), axis - 1)
+        return np.take(arrays[spec.name][0], np.arange(length), axis - 1)
 
     # What a drafter keeps decides what is proposed, never what is committed.
     kept = [spec for spec in states if spec.name.startswith("target.")]

@@ -79,6 +79,7 @@ class OnnxRuntimeBackend:
                 root,
                 step.states,
                 step.target.config.vocabulary,
+                positions=step.target.capacity - 2 * step.num_draft_tokens - 2,
                 num_threads=min(os.cpu_count() or 1, step.target.config.kv_heads),
             ),
             "graphs": [graph_entry("any", "graphs/any.onnx", "any", widths, model, step), *portable],
