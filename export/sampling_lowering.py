@@ -55,23 +55,19 @@ def _threshold(
 ) -> ir.Value:
     if vocabulary <= CANDIDATES:
         return _from_sorted(builder, *_sorted(builder, probabilities, vocabulary), filters, vocabulary)
-    op, const = builder.op, builder.constant
-    top_k, top_p, _ = filters
+    op = builder.op
     ordered, mass = _sorted(builder, probabilities, CANDIDATES)
-    reached = op("Gather", [mass, const([-1])], axis=-1)
-    beyond_k = op("Greater", [top_k, const([CANDIDATES])])
-    unlimited = op("Or", [beyond_k, op("LessOrEqual", [top_k, const([0])])])
-    nucleus = op("Less", [top_p, const(1.0)])
-    short = op("And", [op("And", [unlimited, nucleus]), op("Less", [reached, top_p])])
-    is_hot = op("Unsqueeze", [hot, const([1, 2])])
-    beyond = op("And", [op("Or", [short, beyond_k]), is_hot])
+    by_rank = _by_rank(builder, ordered, filters[0], CANDIDATES)
+    beyond = op(
+        "And", [_beyond(builder, ordered, mass, by_rank, filters), op("Unsqueeze", [hot, builder.constant([1, 2])])]
+    )
     any_beyond = op("ReduceMax", [op("Cast", [beyond], to=ir.DataType.INT32)], keepdims=0)
     condition = op("Cast", [any_beyond], to=ir.DataType.BOOL)
     outside = builder.take_nodes()
 
     whole = _from_sorted(builder, *_sorted(builder, probabilities, vocabulary), filters, vocabulary)
     everything = builder.branch("whole_vocabulary", [whole], builder.take_nodes())
-    few = _from_sorted(builder, ordered, mass, filters, CANDIDATES)
+    few = _from_sorted(builder, ordered, mass, filters, CANDIDATES, by_rank)
     candidates = builder.branch("candidates", [few], builder.take_nodes())
 
     builder.adopt(outside)
@@ -84,21 +80,60 @@ def _sorted(builder: Builder, probabilities: ir.Value, count: int) -> tuple[ir.V
     return ordered, builder.op("CumSum", [ordered, builder.constant(-1)])
 
 
-def _from_sorted(builder: Builder, ordered: ir.Value, mass: ir.Value, filters: list[ir.Value], count: int) -> ir.Value:
+def _beyond(
+    builder: Builder, ordered: ir.Value, mass: ir.Value, by_rank: ir.Value, filters: list[ir.Value]
+) -> ir.Value:
+    """Where the candidates do not decide the threshold: bool[B, R, 1].
+
+    top-k reaches past them; or top-p does, alone or by the tokens that tie with the last one top-k keeps.
+    """
     op, const = builder.op, builder.constant
-    top_k, top_p, min_p = filters  # [B, 1, 1]
+    top_k, top_p, _ = filters
+    reached, smallest = (op("Gather", [values, const([-1])], axis=-1) for values in (mass, ordered))
+    beyond_k = op("Greater", [top_k, const([CANDIDATES])])
+    limited, nucleus = op("Greater", [top_k, const([0])]), op("Less", [top_p, const(1.0)])
+    tied = op("And", [limited, op("Equal", [by_rank, smallest])])
+    short = op("And", [op("Not", [limited]), op("Less", [reached, top_p])])
+    return op("Or", [beyond_k, op("And", [nucleus, op("Or", [tied, short])])])
+
+
+def _by_rank(builder: Builder, ordered: ir.Value, top_k: ir.Value, count: int) -> ir.Value:
+    """The probability of the last token that top-k keeps, or 0: f32[B, R, 1]."""
+    op, const = builder.op, builder.constant
     limited = op("Greater", [top_k, const([0])])
     rank = op("Sub", [op("Where", [limited, op("Min", [top_k, const([count])]), const([count])]), const([1])])
-    by_rank = op("Where", [limited, _at(builder, ordered, rank, count, const(0.0)), const(0.0)])
+    return op("Where", [limited, _at(builder, ordered, rank, count, const(0.0)), const(0.0)])
 
-    left = op("Where", [limited, _at(builder, mass, rank, count, const(0.0)), const(1.0)])
-    short = op("Cast", [op("Less", [mass, op("Mul", [top_p, left])])], to=ir.DataType.INT64)
-    size = op("Min", [op("ReduceSum", [short, const([-1])], keepdims=1), rank])
+
+def _from_sorted(
+    builder: Builder,
+    ordered: ir.Value,
+    mass: ir.Value,
+    filters: list[ir.Value],
+    count: int,
+    by_rank: ir.Value | None = None,
+) -> ir.Value:
+    op, const = builder.op, builder.constant
+    top_k, top_p, min_p = filters  # [B, 1, 1]
+    if by_rank is None:
+        by_rank = _by_rank(builder, ordered, top_k, count)
+
+    # The nucleus: the fewest tokens whose mass reaches top-p of what top-k left, ties included.
+    last = op("Sub", [_count(builder, op("GreaterOrEqual", [ordered, by_rank])), const([1])])
+    limited = op("Greater", [top_k, const([0])])
+    left = op("Where", [limited, _at(builder, mass, last, count, const(0.0)), const(1.0)])
+    size = op("Min", [_count(builder, op("Less", [mass, op("Mul", [top_p, left])])), last])
     in_nucleus = _at(builder, ordered, size, count, const(0.0))
     by_mass = op("Where", [op("Less", [top_p, const(1.0)]), in_nucleus, const(0.0)])
 
     by_ratio = op("Mul", [min_p, op("Gather", [ordered, const([0])], axis=-1)])
     return op("Max", [by_rank, by_mass, by_ratio])
+
+
+def _count(builder: Builder, here: ir.Value) -> ir.Value:
+    """How many of bool[B, R, count] hold: i64[B, R, 1]."""
+    ones = builder.op("Cast", [here], to=ir.DataType.INT64)
+    return builder.op("ReduceSum", [ones, builder.constant([-1])], keepdims=1)
 
 
 def _at(builder: Builder, values: ir.Value, index: ir.Value, count: int, zero: ir.Value) -> ir.Value:
