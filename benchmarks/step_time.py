@@ -8,11 +8,13 @@ Widths are run in turn, so that a machine whose speed drifts slows all of them; 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,10 @@ def profile(engine: OnnxRuntimeEngine, width: int, steps: int = 30) -> list[tupl
     return [(name, value / steps / 1e3, count[name] // steps) for name, value in total.most_common(20)]
 
 
+def _step(engine: OnnxRuntimeEngine, width: int) -> object:
+    return engine.step([0], width).result()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
@@ -133,10 +139,14 @@ def main() -> None:
                 print(f"  {name:32} {milliseconds:7.3f} {nodes:5}")
         return
     engine = engine_at(arguments.bundle, arguments.context, profile=False)
+    steps: dict[str, Any] = {f"step, width {w}": partial(_step, engine, w) for w in widths}
+    result = measure(steps, arguments.rounds)
+    # One session after the other: the threads of an idle one spin for a while, on the cores of the next.
+    engine.close()
+    steps.clear()
+    gc.collect()
     alone = products_only(arguments.bundle)
-    tasks: dict[str, Any] = {f"step, width {w}": (lambda w=w: engine.step([0], w).result()) for w in widths}
-    tasks |= {f"products, {w + 1} rows": alone(w + 1) for w in widths}
-    result = measure(tasks, arguments.rounds)
+    result |= measure({f"products, {w + 1} rows": alone(w + 1) for w in widths}, arguments.rounds)
     for name, milliseconds in result.items():
         print(f"{name:24} {milliseconds:7.2f} ms")
     base = result["step, width 0"]

@@ -10,8 +10,8 @@ import pytest
 from graphs import Array, constant, float32, model_of, run, typed, value_of
 from numpy.typing import NDArray
 
-from graphspec.export.dialect import DOMAIN
 from graphspec.export.device import multiplies_uint8_by_int8_exactly
+from graphspec.export.dialect import DOMAIN
 from graphspec.export.linear import Encoding, WeightSign
 from graphspec.export.onnxruntime_lowering import lower
 
@@ -37,7 +37,8 @@ def by_hand(x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.f
     largest = np.abs(x).max(axis=-1, keepdims=True)
     rows = np.rint(x / largest / step).astype(np.int64)
     sums = (rows @ weights.T).astype(np.float32)
-    return sums * (step * scales * one) * largest
+    product: Array = sums * (step * scales * one) * largest
+    return product
 
 
 @sizes
