@@ -10,7 +10,8 @@ from .builder import MICROSOFT
 def fuse_residual_norms(model: ir.Model) -> None:
     """x + y followed by RMSNormalization becomes SkipSimplifiedLayerNormalization: one pass over memory.
 
-    The sum stays available as the node's fourth output. Exact: both forms add and norm in the same order.
+    The sum stays available as the node's fourth output, exactly. The norm may differ in its last bit: the fused kernel
+    adds up the squares in another order.
     """
     for node in list(model.graph):
         if node.op_type != "RMSNormalization" or not _is_residual(node.inputs[0]):
