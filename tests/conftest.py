@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
     from pairs import Pairs
 
     torch.set_num_threads(1)  # nothing tiny gains from threads, and they wait for each other where CPUs are shared
-    made = Pairs(tmp_path_factory.mktemp("pairs"))
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # the workers' common one
+    made = Pairs(root / "pairs")
     yield made
     made.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +27,7 @@ K = 3
 """Tokens that every pair drafts; bundles have all widths 0 … K."""
 WIDTHS = tuple(range(K + 1))
 MAX_LENGTH = 128
+LAYERS = 3
 NAMES = tuple(
     f"Unified{drafter}{target}ForCausalLM"
     for target in ("Llama3", "Qwen3")
@@ -42,9 +46,10 @@ class Pair:
 
 
 class Pairs:
-    """Makes each thing once, when it is first asked for."""
+    """Makes each thing once, when it is first asked for; processes that share `root` share what is on disk."""
 
     def __init__(self, root: Path) -> None:
+        root.mkdir(exist_ok=True)
         self._root = root
         self.pair = cache(self._pair)
         self.bundle = cache(self._bundle)
@@ -68,21 +73,24 @@ class Pairs:
         """Target and draft favour the same tokens, so that drafts are accepted."""
         target = "Qwen3" if "Qwen3" in name else "Llama3"
         drafter = name.removeprefix("Unified").removesuffix(f"{target}ForCausalLM")
-        return Pair(target=self._target(target), draft=self._draft(drafter))
+        with self._locked():
+            return Pair(target=self._target(target), draft=self._draft(drafter))
 
     def _bundle(self, name: str, encoding: Encoding = "float32") -> Path:
         pair, out = self.pair(name), self._root / f"{name}-{encoding}"
-        build(
-            model=pair.target,
-            draft_model_path=pair.draft,
-            arch=name,
-            arch_modules=["forced"],
-            speculative_method=_method(name),
-            encoding=encoding,
-            max_length=MAX_LENGTH,
-            out=out,
-            num_speculative_tokens=K,
-        )
+        with self._locked():
+            if not out.exists():
+                build(
+                    model=pair.target,
+                    draft_model_path=pair.draft,
+                    arch=name,
+                    arch_modules=["forced"],
+                    speculative_method=_method(name),
+                    encoding=encoding,
+                    max_length=MAX_LENGTH,
+                    out=out,
+                    num_speculative_tokens=K,
+                )
         return out
 
     def _step(self, name: str) -> FusedStep:
@@ -95,16 +103,25 @@ class Pairs:
         config = complete_config(asked, resolution)
         return FusedStep(target, architecture.drafter.load(target, resolution.draft, K, config))
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Released by the system, should this process die."""
+        with (self._root / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
     def _save_target(self, family: str) -> Path:
-        save = {"Llama3": tiny.save_llama, "Qwen3": tiny.save_qwen3}[family]
-        return _make_frequent(save(self._root / family, layers=7))
+        save, path = {"Llama3": tiny.save_llama, "Qwen3": tiny.save_qwen3}[family], self._root / family
+        return path if path.exists() else _make_frequent(save(path, layers=LAYERS))
 
     def _save_draft(self, drafter: str) -> Path | None:
         path = self._root / drafter
+        if path.exists():
+            return path
         if drafter == "Eagle":
             return tiny.save_eagle(path)  # it proposes with the target's head
         if drafter == "Eagle3":
-            return _make_frequent(tiny.save_eagle3(path))
+            return _make_frequent(tiny.save_eagle3(path, eagle_aux_hidden_state_layer_ids=[1, 2, LAYERS]))
         if drafter == "Standalone":
             return _make_frequent(tiny.save_llama(path, seed=7, layers=2))
         return None
