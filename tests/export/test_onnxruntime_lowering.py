@@ -37,23 +37,23 @@ def causal(starts: list[int], length: int, visible: int) -> Array:
     return np.where(np.arange(visible) <= last, 0, -np.inf).astype(np.float32)
 
 
-def attention(kv_heads: int, *, length: int = 3, value_dim: int = 8) -> Case:
+def attention(kv_heads: int, *, length: int = 3, dim: int = 8, value_dim: int = 8) -> Case:
     """4 query heads over kv_heads key heads, caches of 20 positions of which 12 are visible."""
     return Case(
         arguments={
-            "q": float32(0, 2, 4, length, 8),
-            "keys": float32(1, 2, kv_heads, 20, 8),
+            "q": float32(0, 2, 4, length, dim),
+            "keys": float32(1, 2, kv_heads, 20, dim),
             "values": float32(2, 2, kv_heads, 20, value_dim),
             "mask": causal([4, 9], length, 12),
         },
-        attributes={"scale": 8**-0.5},
+        attributes={"scale": dim**-0.5},
     )
 
 
-def draft_attention(kv_heads: int, drafted: int, value_dim: int = 8) -> Case:
-    case = attention(kv_heads, length=1, value_dim=value_dim)
+def draft_attention(kv_heads: int, drafted: int, *, dim: int = 8, value_dim: int = 8) -> Case:
+    case = attention(kv_heads, length=1, dim=dim, value_dim=value_dim)
     new = {
-        "new_keys": float32(3, 2, kv_heads, drafted, 8),
+        "new_keys": float32(3, 2, kv_heads, drafted, dim),
         "new_values": float32(4, 2, kv_heads, drafted, value_dim),
     }
     return Case(arguments={**case.arguments, **new}, attributes=case.attributes)
@@ -112,6 +112,8 @@ CASES: dict[str, dict[str, Case]] = {
         "one token, group of 4": attention(1, length=1),
         "values of another size, group of 1": attention(4, value_dim=6),
         "values of another size, group of 2": attention(2, value_dim=6),
+        "heads of two blocks": attention(2, dim=256),
+        "heads of a block and a part": attention(4, dim=200),
     },
     "DraftAttention": {
         "group of 1": draft_attention(4, 2),
@@ -120,6 +122,7 @@ CASES: dict[str, dict[str, Case]] = {
         "the first drafted token": draft_attention(2, 1),
         "the first drafted token, group of 1": draft_attention(4, 1),
         "values of another size": draft_attention(2, 2, value_dim=6),
+        "heads of a block and a part": draft_attention(2, 2, dim=200),
     },
     "TakeRows": {
         "": Case(arguments={"x": float32(0, 2, 5, 8), "rows": np.array([[4, 0, 0], [1, 2, 3]])}, exact=True),
