@@ -86,35 +86,34 @@ def test_seeded_tokens_are_the_same_at_every_width_alone_and_in_a_batch(
 
 
 @every_build
-def test_seeded_tokens_do_not_depend_on_where_the_prompt_is_cut(pairs: Pairs, name: str, encoding: Encoding) -> None:
+def test_answers_do_not_depend_on_where_the_prompt_is_cut(pairs: Pairs, name: str, encoding: Encoding) -> None:
+    """Nor do the drafts: as many are accepted, at the same places."""
     bundle = pairs.loaded(name, encoding)
     prompt = PROMPTS[5]
     params = [sampled(i) for i in range(len(FILTERS))]
-    whole = ids(bundle.generate([prompt] * len(params), params))
+    whole = bundle.generate([prompt] * len(params), params)
     for size in range(1, len(prompt)):
-        assert ids(bundle.generate([prompt] * len(params), params, prefill_chunk=size)) == whole
+        assert bundle.generate([prompt] * len(params), params, prefill_chunk=size) == whole
 
 
 @every_build
-def test_seeded_tokens_do_not_depend_on_the_other_rows(pairs: Pairs, name: str, encoding: Encoding) -> None:
+def test_answers_do_not_depend_on_the_other_rows(pairs: Pairs, name: str, encoding: Encoding) -> None:
+    """Nor do the drafts."""
     bundle = pairs.loaded(name, encoding)
     asked = [(PROMPTS[i], sampled(i)) for i in range(len(FILTERS))]
-    expected = {params.seed: tokens for (_, params), tokens in zip(asked, ids(_answers(bundle, asked)), strict=True)}
-    others = [(PROMPTS[-1 - i], SamplingParams(max_new_tokens=5 + 9 * i)) for i in range(3)]
+    expected = {answer.seed: answer for answer in _answers(bundle, asked)}
+    others = [(PROMPTS[-1 - i], SamplingParams(max_new_tokens=5 + 9 * i, seed=i)) for i in range(3)]
     shuffled = random.Random(0)
     for _ in range(3):
         mixed = [*asked, *others]
         shuffled.shuffle(mixed)
-        answers = _answers(bundle, mixed)
-        found = {params.seed: answer.token_ids for (_, params), answer in zip(mixed, answers, strict=True)}
-        del found[None]
-        assert found == expected
+        found = {answer.seed: answer for answer in _answers(bundle, mixed)}
+        assert len(found) == len(mixed)
+        assert found.items() >= expected.items()
 
 
-def _answers(
-    bundle: LoadedBundle, asked: Sequence[tuple[tuple[int, ...], SamplingParams]], width: int | None = None
-) -> list[Generation]:
-    return bundle.generate([prompt for prompt, _ in asked], [params for _, params in asked], width=width)
+def _answers(bundle: LoadedBundle, asked: Sequence[tuple[tuple[int, ...], SamplingParams]]) -> list[Generation]:
+    return bundle.generate([prompt for prompt, _ in asked], [params for _, params in asked])
 
 
 @pytest.mark.parametrize("encoding", ["float32", "int8"])
