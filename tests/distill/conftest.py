@@ -1,0 +1,31 @@
+"""A tiny target whose chat it can make up itself, and its bundle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+
+@pytest.fixture(scope="session")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target's checkpoint: a message of it ends at one token in four."""
+    import tiny
+
+    path = tiny.save_llama(tmp_path_factory.mktemp("chatty") / "target", layers=4)
+    (path / "chat_template.jinja").write_text(CHAT)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(0, 128, 4))}))
+    return path
+
+
+@pytest.fixture(scope="session")
+def chatty_bundle(chatty: Path) -> Path:
+    """Its bundle in float32."""
+    from graphspec.building import build
+
+    out = chatty.parent / "bundle"
+    build(model=chatty, out=out, encoding="float32", num_speculative_tokens=1, max_length=200, max_batch_size=4)
+    return out
