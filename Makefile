@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := .demo
 MODEL := $(DEMO)/SmolLM2-135M-Instruct.Q4_1.gguf
-PROMPT := Correct the spelling, and repeat the text: The quick brwn fox jumps over the lazy dog. The quick \
-brown fox jmps over the lazy dog again. The lazy dog does not mind the quick brown fox.
+# What a small model answers well, and repeats itself in: prompt lookup drafts from it.
+PROMPT := Write an HTML table with three columns and five rows, with the headings Name, Age and City.
 
 .PHONY: demo test check clean
 
@@ -26,7 +26,7 @@ $(MODEL): | $(VENV)/.installed
 
 demo: $(VENV)/.installed $(MODEL)
 	$(BIN)/graphspec build --model $(MODEL) --num-speculative-tokens 4 --max-length 2048 -o $(DEMO)/bundle
-	$(BIN)/graphspec generate $(DEMO)/bundle --prompt "$(PROMPT)" --max-new-tokens 128
+	$(BIN)/graphspec generate $(DEMO)/bundle --prompt "$(PROMPT)" --max-new-tokens 218
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

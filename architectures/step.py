@@ -6,7 +6,8 @@
 
 B rows, T tokens read of each row, R = W+1 positions at which the target is asked, K drafts, S cache capacity,
 L ≤ S visible cache positions. A row's tokens are n_known known ones (the pending token; for a prompt chunk,
-its tokens) followed by the drafts to verify. Positions are absolute: a row's first token stands at kv_len.
+its tokens) followed by the drafts to verify. Positions are absolute: a row's first token stands at kv_len, its
+pending token at next_kv_len, and the drafts that a drafter runs after it reach position next_kv_len + K - 1.
 """
 
 from __future__ import annotations

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from graphspec.architecture import Resolution
 from graphspec.architectures.step import FusedStep
 from graphspec.checkpoints import Checkpoint
 from graphspec.errors import ConfigError, UnsupportedError
 from graphspec.manifest import Manifest
-from graphspec.staging import staging
+from graphspec.staging import Stage
 
 from .build import BuildOptions, OnStage, Plan
 from .onnxruntime_backend import OnnxRuntimeBackend
@@ -18,50 +17,47 @@ from .tensorrt_backend import TensorRtWriter
 from .trace import trace
 
 
-def assemble(plan: Plan, out: Path, *, overwrite: bool, on_stage: OnStage) -> Manifest:
-    """Builds and writes the bundle; nothing is left behind if it fails."""
+def assemble(plan: Plan, stage: Stage, *, on_stage: OnStage) -> Manifest:
+    """Builds the bundle, writes it to the stage and commits it."""
     resolution, options = plan.resolution, plan.options
     backend = _backend(options)
-    with staging(out, overwrite=overwrite, needed_bytes=_estimated_bytes(resolution)) as stage:
-        on_stage("loading weights")
-        step = _load(plan)
-        if (allowed := _allowed_length(step)) < plan.max_length:
-            raise ConfigError(
-                f"--max-length {plan.max_length} is more than the {allowed} tokens that the pair was made for"
-            )
-        on_stage("tracing")
-        if backend.dtype != "float32":
-            step.cast(backend.dtype)
-        model = trace(step)
-        written = backend.write(model, step, plan.widths, stage.path, on_stage=on_stage, dump=options.dump_passes)
-        on_stage("writing tokenizer")
-        _write_tokenizer(resolution.target, stage.path)
-        on_stage("hashing")
-        return stage.commit(
-            {
-                "build_command": options.command,
-                "key": plan.key,
-                "architecture": resolution.architecture.name,
-                "methods": resolution.architecture.methods,
-                "capabilities": sorted(resolution.architecture.capabilities),
-                "pair": plan.pair,
-                "speculative": plan.config.model_dump(mode="json"),
-                "num_draft_tokens": plan.config.draft_width,
-                "widths": plan.widths,
-                "max_batch_size": options.max_batch_size,
-                "capacity": plan.capacity,
-                "max_length": plan.max_length,
-                "encoding": options.encoding,
-                "variants": ("greedy",) if step.greedy else ("sampling",),
-                "eos_token_ids": _eos_token_ids(resolution.target),
-                "backend": backend.info,
-                **written,
-                "states": [
-                    {"input": s.name, "output": f"{s.name}.next", "dtype": s.dtype, "shape": s.shape}
-                    for s in step.states
-                ],
-            }
+    on_stage("loading weights")
+    step = _load(plan)
+    if (allowed := _allowed_length(step)) < plan.max_length:
+        raise ConfigError(
+            f"--max-length {plan.max_length} is more than the {allowed} tokens that the pair was made for"
         )
+    if backend.dtype != "float32":
+        step.cast(backend.dtype)
+    model = trace(step, on_stage=on_stage)
+    written = backend.write(model, step, plan.widths, stage.path, on_stage=on_stage, dump=options.dump_passes)
+    on_stage("writing tokenizer")
+    _write_tokenizer(resolution.target, stage.path)
+    on_stage("hashing")
+    return stage.commit(
+        {
+            "build_command": options.command,
+            "key": plan.key,
+            "architecture": resolution.architecture.name,
+            "methods": resolution.architecture.methods,
+            "capabilities": sorted(resolution.architecture.capabilities),
+            "pair": plan.pair,
+            "speculative": plan.config.model_dump(mode="json"),
+            "num_draft_tokens": plan.config.draft_width,
+            "widths": plan.widths,
+            "max_batch_size": options.max_batch_size,
+            "capacity": plan.capacity,
+            "max_length": plan.max_length,
+            "encoding": options.encoding,
+            "variants": ("greedy",) if step.greedy else ("sampling",),
+            "eos_token_ids": _eos_token_ids(resolution.target),
+            "backend": backend.info,
+            **written,
+            "states": [
+                {"input": s.name, "output": f"{s.name}.next", "dtype": s.dtype, "shape": s.shape} for s in step.states
+            ],
+        }
+    )
 
 
 def _backend(options: BuildOptions) -> OnnxRuntimeBackend | TensorRtWriter:
@@ -78,7 +74,7 @@ def _backend(options: BuildOptions) -> OnnxRuntimeBackend | TensorRtWriter:
 def _load(plan: Plan) -> FusedStep:
     architecture, config = plan.resolution.architecture, plan.config
     target = architecture.target.load(plan.resolution.target, capacity=plan.capacity)
-    drafter = architecture.drafter.load(target, plan.resolution.draft, config.draft_width, config)
+    drafter = plan.resolution.load_drafter(target, config)
     return FusedStep(target, drafter, greedy=config.use_greedy_acceptance)
 
 
@@ -88,19 +84,6 @@ def _allowed_length(step: FusedStep) -> int:
     if (model := getattr(step.drafter, "model", None)) is not None:
         limits.append(model.config.max_positions)
     return min(limits)
-
-
-def _estimated_bytes(resolution: Resolution) -> int:
-    """A float32 bundle's size: enough to refuse a full disk before minutes of work."""
-    checkpoints = [c for c in (resolution.target, resolution.draft) if c is not None]
-    total = 0
-    for checkpoint in checkpoints:
-        for info in checkpoint.tensors.values():
-            size = 4
-            for dim in info.shape:
-                size *= dim
-            total += size
-    return total
 
 
 def _eos_token_ids(target: Checkpoint) -> tuple[int, ...]:

@@ -20,15 +20,19 @@ from graphspec import __version__, architectures
 from graphspec.architecture import Resolution
 from graphspec.bundle import existing_key, input_key, verify_bundle
 from graphspec.checkpoints import Checkpoint, fingerprint
+from graphspec.detection import number, target_body
 from graphspec.errors import BundleError, CheckpointError, ConfigError
 from graphspec.manifest import Manifest
 from graphspec.speculative_config import SpeculativeConfig, refuse_unsupported
+from graphspec.staging import staging
 
 OnStage = Callable[[str], None]
 Backend = Literal["onnxruntime", "tensorrt", "tensorrt-rtx"]
 Encoding = Literal["float32", "int8", "bfloat16", "float16"]
 
 DEFAULT_MAX_LENGTH = 4096
+UNSTATED_MAX_LENGTH = 2048
+"""Of a model whose config does not say, as in transformers."""
 _LIBRARIES = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
 
@@ -73,7 +77,8 @@ class Plan:
         """Hash of everything that the bundle depends on."""
         return input_key(
             {
-                "pair": self.pair,
+                # By content: the same files are the same inputs, whatever path led to them.
+                "pair": [{**model, "name": ""} for model in self.pair.values() if model],
                 "architecture": self.resolution.architecture.name,
                 "speculative": self.config.model_dump(mode="json"),
                 "backend": self.options.backend,
@@ -93,6 +98,10 @@ class Built:
 
     manifest: Manifest
     was_cached: bool
+
+    def __repr__(self) -> str:
+        """One line: a manifest lists every file."""
+        return f"Built({self.manifest.architecture}, key {self.manifest.key[:12]}…, was_cached={self.was_cached})"
 
 
 def build(
@@ -129,10 +138,24 @@ def build(
             f"target '{resolution.target.name}' has no tokenizer.json, so a bundle of it could read no text; "
             "put the model's tokenizer.json beside its config.json"
         )
-    on_stage("loading torch")
-    from .assemble import assemble
+    with staging(out, overwrite=overwrite, needed_bytes=_estimated_bytes(resolution)) as stage:
+        on_stage("loading torch")
+        from .assemble import assemble
 
-    return Built(manifest=assemble(plan, out, overwrite=overwrite, on_stage=on_stage), was_cached=False)
+        return Built(manifest=assemble(plan, stage, on_stage=on_stage), was_cached=False)
+
+
+def _estimated_bytes(resolution: Resolution) -> int:
+    """A float32 bundle's size: enough to refuse a full disk before minutes of work."""
+    checkpoints = [c for c in (resolution.target, resolution.draft) if c is not None]
+    total = 0
+    for checkpoint in checkpoints:
+        for info in checkpoint.tensors.values():
+            size = 4
+            for dim in info.shape:
+                size *= dim
+            total += size
+    return total
 
 
 def _widths(options: BuildOptions, draft_width: int) -> tuple[int, ...]:
@@ -144,14 +167,21 @@ def _widths(options: BuildOptions, draft_width: int) -> tuple[int, ...]:
 
 
 def _max_length(options: BuildOptions, resolution: Resolution) -> int:
-    if options.max_length is not None:
-        if options.max_length < 2:
-            raise ConfigError(f"--max-length {options.max_length}: a request needs a prompt token and an answer")
-        return options.max_length
-    limits = [DEFAULT_MAX_LENGTH, int(resolution.target.config.get("max_position_embeddings") or DEFAULT_MAX_LENGTH)]
-    if resolution.draft is not None and resolution.architecture.drafter.name == "standalone":
-        limits.append(int(resolution.draft.config.get("max_position_embeddings") or DEFAULT_MAX_LENGTH))
-    return min(limits)
+    """Checked against what the configs say; what loaded models say is checked again in assemble.py."""
+    models = [resolution.target]
+    if resolution.draft is not None and resolution.architecture.drafter.draft_is_target:
+        models.append(resolution.draft)  # heads that only need a longer rotary table set no limit
+    stated = [number(target_body(model.config), "max_position_embeddings") for model in models]
+    if options.max_length is None:
+        return min(DEFAULT_MAX_LENGTH, *(limit or UNSTATED_MAX_LENGTH for limit in stated))
+    if options.max_length < 2:
+        raise ConfigError(f"--max-length {options.max_length}: a request needs a prompt token and an answer")
+    for model, limit in zip(models, stated, strict=True):
+        if limit and options.max_length > limit:
+            raise ConfigError(
+                f"--max-length {options.max_length} is more than the {limit} tokens that '{model.name}' was made for"
+            )
+    return options.max_length
 
 
 def _pair(resolution: Resolution) -> dict[str, Any]:

@@ -65,7 +65,10 @@ class OnnxRuntimeBackend:
         for folder in ("weights", "graphs"):
             (root / folder).mkdir()
         run(pipeline.PORTABLE, 0)
-        portable = [self._write_portable(model, step, width, root) for width in widths]
+        portable = []
+        for width in widths:
+            on_stage(f"writing the portable graph of width {width}")
+            portable.append(self._write_portable(model, step, width, root))
         run(pipeline.onnxruntime(self._encoding, self._sign or "uint8"), len(pipeline.PORTABLE))
         on_stage("writing weights")
         externalise(model, root / "weights" / "model.safetensors", "weights/model.safetensors")

@@ -5,12 +5,15 @@ Each pass changes a graph in place and keeps what it computes; `--dump-passes` w
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 from onnxscript import optimizer
+
+from graphspec.errors import BuildError
 
 from . import tensorrt_lowering
 from .fusion import fuse_residual_norms
@@ -81,8 +84,17 @@ def run_passes(
         on_pass(step.name)
         step.run(model)
         if dump is not None:
-            dump.mkdir(parents=True, exist_ok=True)
-            write_without_weights(model, dump / f"{number:02}_{step.name}.onnx")
+            _dump(model, dump, f"{number:02}_{step.name}.onnx")
+
+
+def _dump(model: ir.Model, folder: Path, file: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_without_weights(model, folder / file)
+    except OSError as error:
+        reason = "disk full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or error
+        # Not `from error`: a full disk behind it would be taken for the bundle's.
+        raise BuildError(f"--dump-passes {folder}: {file} cannot be written: {reason}; choose another folder") from None
 
 
 def write_without_weights(model: ir.Model, path: Path) -> None:

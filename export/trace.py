@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -40,7 +40,7 @@ _FLOATS = frozenset({"temperature", "top_p", "min_p", "uniform"})
 _SAMPLING = _FLOATS | {"top_k"}
 
 
-def trace(step: FusedStep) -> ir.Model:
+def trace(step: FusedStep, *, on_stage: Callable[[str], None] = lambda _: None) -> ir.Model:
     """One graph, dynamic in batch, tokens, verified positions, visible positions and capacity.
 
     Inputs and outputs are named as StepInputs, StepOutputs and the states; an updated state is called
@@ -54,7 +54,9 @@ def trace(step: FusedStep) -> ir.Model:
     dynamic = (StepInputs(*dimensions), [_dynamic(spec.shape) for spec in step.states])
     with torch.no_grad(), warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")  # about torch's own internals
+        on_stage("tracing")
         program = torch.export.export(step, (example, states), dynamic_shapes=dynamic, strict=False)
+        on_stage("translating the trace to ONNX")
         exported = torch.onnx.export(
             program,
             (),

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from graphspec.checkpoints import Checkpoint, TensorInfo
+
+if TYPE_CHECKING:
+    from graphspec.speculative_config import SpeculativeConfig
 
 Capability = Literal[
     "sampled_proposal",
@@ -72,9 +75,12 @@ class DrafterKind:
     default_num_speculative_tokens: int
     """K when neither the user nor the draft checkpoint names one."""
     load: Callable[..., Any]
-    """`load(target_module, draft_checkpoint | None, num_draft_tokens, config) -> drafter module`."""
+    """`load(target_module, draft_checkpoint | None, num_draft_tokens, config) -> drafter module`; one whose
+    `draft_is_target` takes a fifth argument, the draft's TargetKind."""
     misfits: Callable[[Facts, Facts], Sequence[str]] = _none
     """`misfits(target, draft)`: why a draft of this kind does not belong to the target, a sentence each."""
+    draft_is_target: bool = False
+    """Whether the draft is a language model of a registered target family."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +111,10 @@ class Resolution:
     architecture: Architecture
     target: Checkpoint
     draft: Checkpoint | None
+    draft_kind: TargetKind | None = None
+    """The draft's own family, among the architectures the pair was resolved in; of a `draft_is_target` drafter."""
+
+    def load_drafter(self, target: Any, config: SpeculativeConfig) -> Any:
+        """The drafter module for a loaded target; `config` names K. Imports torch."""
+        kinds = (self.draft_kind,) if self.architecture.drafter.draft_is_target else ()
+        return self.architecture.drafter.load(target, self.draft, config.draft_width, config, *kinds)

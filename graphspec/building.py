@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from graphspec.architecture import Resolution
-from graphspec.checkpoints import open_checkpoint
+from graphspec.checkpoints import local_path, open_checkpoint
 from graphspec.errors import BuildError, ConfigError, UnsupportedError
 from graphspec.registry import registered
 from graphspec.resolution import complete_config, resolve
-from graphspec.speculative_config import SpeculativeConfig
+from graphspec.speculative_config import METHOD_OF, SpeculativeConfig, refuse_other_methods
+from graphspec.staging import check_dump_folder, check_place
 
 if TYPE_CHECKING:
     from graphspec.export.build import Built
@@ -57,11 +58,16 @@ def build(
     """
     _check_backend(backend)
     numeric = _checked_encoding(encoding)
-    _check_counts(max_length, max_batch_size)
+    _check_counts(max_length, max_batch_size, widths)
+    place, dump = _checked_path("out", out), None if dump_passes is None else _checked_path("dump_passes", dump_passes)
     method = _early_method(speculative)
     require_libraries()
+    check_place(place)
+    if dump is not None:
+        check_dump_folder(dump)
     on_stage("opening checkpoints")
     pair = resolve_pair(model, draft_model_path, method=method, arch=arch, arch_modules=arch_modules)
+    refuse_other_methods(speculative, pair.architecture)
     # Settings without a method are those of the method that the pair resolved to.
     config = SpeculativeConfig.parse({**speculative, "speculative_method": method or pair.architecture.methods[0]})
     from graphspec.export.build import BuildOptions
@@ -72,11 +78,11 @@ def build(
         max_length=max_length,
         max_batch_size=max_batch_size,
         widths=None if widths is None else tuple(widths),
-        dump_passes=None if dump_passes is None else Path(dump_passes),
+        dump_passes=dump,
         command=_command(
             {
-                "model": model,
-                "draft_model_path": draft_model_path,
+                "model": _anywhere(model),
+                "draft_model_path": None if draft_model_path is None else _anywhere(draft_model_path),
                 "arch": arch,
                 "arch_module": list(arch_modules),
                 "backend": backend if backend != DEFAULT_BACKEND else None,
@@ -85,11 +91,11 @@ def build(
                 "max_batch_size": max_batch_size if max_batch_size != DEFAULT_MAX_BATCH_SIZE else None,
                 "widths": None if widths is None else ",".join(map(str, widths)),
                 **{name: value for name, value in speculative.items() if value != _default(name)},
-                "out": out,
+                "out": os.path.abspath(place),
             }
         ),
     )
-    return build_bundle(pair, complete_config(config, pair), options, Path(out), overwrite=overwrite, on_stage=on_stage)
+    return build_bundle(pair, complete_config(config, pair), options, place, overwrite=overwrite, on_stage=on_stage)
 
 
 def resolve_pair(
@@ -138,11 +144,31 @@ def _checked_encoding(encoding: str) -> Encoding:
     return encoding
 
 
-def _check_counts(max_length: int | None, max_batch_size: int) -> None:
+def _check_counts(max_length: int | None, max_batch_size: int, widths: Sequence[int] | None) -> None:
+    for flag, value in (("--max-length", max_length), ("--max-batch-size", max_batch_size)):
+        if not _is_integer(value) and not (value is None and flag == "--max-length"):
+            raise ConfigError(f"{flag} {value!r}: it must be an integer")
+    if widths is not None and (isinstance(widths, str) or not all(map(_is_integer, _items(widths)))):
+        raise ConfigError(f"--widths {widths!r}: it must be a list of integers such as 0, 1, 3")
     if max_length is not None and max_length < 2:
         raise ConfigError(f"--max-length {max_length}: a request needs a prompt token and an answer, so at least 2")
     if max_batch_size < 1:
         raise ConfigError(f"--max-batch-size {max_batch_size}: it must be at least 1")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _items(values: object) -> Sequence[object]:
+    """What is in a list; what is none has no integers in it."""
+    return values if isinstance(values, Sequence) else [None]
+
+
+def _checked_path(name: str, value: object) -> Path:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ConfigError(f"{name} is {value!r}: it must be a path")
+    return Path(value)
 
 
 def _early_method(speculative: Mapping[str, object]) -> str | None:
@@ -153,11 +179,19 @@ def _early_method(speculative: Mapping[str, object]) -> str | None:
         unknown = {name: value for name, value in speculative.items() if name not in SpeculativeConfig.model_fields}
         SpeculativeConfig.parse(unknown)
         return None
-    return SpeculativeConfig.parse(speculative).speculative_method
+    # Those of another method are refused by the architecture's name, which is known later.
+    early = {name: value for name, value in speculative.items() if METHOD_OF.get(name, method) == method}
+    return SpeculativeConfig.parse(early).speculative_method
 
 
 def _default(name: str) -> object:
     return SpeculativeConfig.model_fields[name].default
+
+
+def _anywhere(model: StrPath) -> str:
+    """The name of a model for any working directory: a hub id as it is, else an absolute path."""
+    path = local_path(os.fspath(model))
+    return os.path.abspath(path) if os.path.exists(path) else os.fspath(model)
 
 
 def _command(values: Mapping[str, object]) -> str:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ def read_manifest(bundle: Path, *, name: Path | None = None) -> Manifest:
     except ValidationError as error:
         raise BundleError(_schema_message(error, raw, name)) from None
     if manifest.checksum != input_key({field: value for field, value in raw.items() if field != "checksum"}):
-        raise BundleError(f"{name}: {MANIFEST} was changed after the bundle was written; {_rebuild(raw)}")
+        raise BundleError(f"{name}: {MANIFEST} was changed after the bundle was written; {_rebuild(raw, name)}")
     return manifest
 
 
@@ -163,7 +164,7 @@ def read_raw(bundle: Path, *, name: Path) -> dict[str, JsonValue]:
 def check_host(manifest: Manifest, host: Host, *, name: Path) -> None:
     """Raises BundleError, with what was found and expected, where `host` cannot run the bundle's graphs."""
     built = manifest.backend
-    rebuild = _rebuild({"build_command": manifest.build_command})
+    rebuild = _rebuild({"build_command": manifest.build_command}, name)
     if host.backend != built.name:
         raise BundleError(f"{name} was built for {built.name}, and this server runs {host.backend}; {rebuild}")
     oldest, have = numeric(built.min_version or built.version), numeric(host.version)
@@ -179,6 +180,17 @@ def check_host(manifest: Manifest, host: Host, *, name: Path) -> None:
             f"{name} was built for device class {printable(built.device_class)}, and this machine's are: "
             f"{have_classes}; on this machine, {rebuild}"
         )
+
+
+def rebuild_command(command: str, bundle: Path) -> str:
+    """A manifest's build_command for the bundle where it lies now, wherever it was built; it replaces it."""
+    try:
+        words = shlex.split(command)
+        at = words.index("-o") + 1
+        words[at] = os.path.abspath(bundle)
+    except (ValueError, IndexError):
+        return command  # somebody else wrote it
+    return shlex.join(words if "--overwrite" in words else [*words, "--overwrite"])
 
 
 def walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
@@ -214,7 +226,7 @@ def _check_files(root: Path, name: Path, manifest: Manifest, *, hashes: bool, on
         if problem is not None:
             problems.append(f"{file} {problem}")
     if problems:
-        rebuild = _rebuild({"build_command": manifest.build_command})
+        rebuild = _rebuild({"build_command": manifest.build_command}, name)
         raise BundleError(f"{name} is damaged: {'; '.join(problems)}; {rebuild}")
 
 
@@ -257,7 +269,7 @@ def _check_format(raw: Mapping[str, JsonValue], name: Path) -> None:
         writer = printable(raw.get("graphspec_version", "of unknown version"))
         raise BundleError(
             f"{name} was written by graphspec {writer} in bundle format {printable(raw['format'])}, and this graphspec "
-            f"{this_version()} reads format {FORMAT}: install graphspec {writer}, or {_rebuild(raw)}"
+            f"{this_version()} reads format {FORMAT}: install graphspec {writer}, or {_rebuild(raw, name)}"
         )
 
 
@@ -269,17 +281,17 @@ def _schema_message(error: ValidationError, raw: Mapping[str, JsonValue], name: 
         return (
             f"{name}: {MANIFEST} has fields that graphspec {this_version()} does not know: "
             f"{printable(', '.join(unknown))}. A newer graphspec probably wrote it (it says "
-            f"{printable(raw.get('graphspec_version'))}): install that version, or {_rebuild(raw)}"
+            f"{printable(raw.get('graphspec_version'))}): install that version, or {_rebuild(raw, name)}"
         )
     said = [f"{place}: {detail['msg']}" if place else detail["msg"] for place, detail in places.items()]
-    return f"{name}: {MANIFEST} is invalid: {printable('; '.join(said))}; {_rebuild(raw)}"
+    return f"{name}: {MANIFEST} is invalid: {printable('; '.join(said))}; {_rebuild(raw, name)}"
 
 
-def _rebuild(raw: Mapping[str, JsonValue]) -> str:
+def _rebuild(raw: Mapping[str, JsonValue], bundle: Path) -> str:
     command = raw.get("build_command")
     if not isinstance(command, str) or not command.strip():
         return "build it again"
-    return f"rebuild it with: {printable(command)}"
+    return f"rebuild it with: {printable(rebuild_command(command, bundle))}"
 
 
 def this_version() -> str:

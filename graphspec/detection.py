@@ -88,6 +88,8 @@ _DRAFT_NAMES: tuple[tuple[str, str], ...] = (
     ("mtp", r"DeepseekV3ForCausalLMNextN|DeepSeekMTPModel"),
     ("medusa", r"MedusaModel"),
 )
+TAP_FIELD = "eagle_aux_hidden_state_layer_ids"
+"""Where an EAGLE-3 draft names the target layers it reads."""
 _MEDUSA_HEAD = re.compile(r"(medusa_head\.)?\d+\.0\.linear\.weight")
 
 
@@ -189,9 +191,18 @@ def verifier_architecture(draft: Facts) -> str | None:
 
 def tap_ids(config: Mapping[str, Any]) -> list[object] | None:
     """The target layers an EAGLE-3 draft reads, as its config writes them; None if it names none."""
-    nested = mapping(config.get("eagle_config")).get("eagle_aux_hidden_state_layer_ids")
-    listed = config.get("eagle_aux_hidden_state_layer_ids") or nested
+    nested = mapping(config.get("eagle_config")).get(TAP_FIELD)
+    listed = config.get(TAP_FIELD) or nested
     return list(listed) if isinstance(listed, list | tuple) and listed else None
+
+
+def other_tap_field(config: Mapping[str, Any]) -> str | None:
+    """The field in which an EAGLE-3 draft names its target layers as block drafts do; None if there is none."""
+    for place in ("", "eagle_config", "dflash_config"):
+        inner = mapping(config.get(place)) if place else config
+        if inner.get("target_layer_ids") is not None:
+            return f"{place}.target_layer_ids".lstrip(".")
+    return None
 
 
 def _refine_block_draft(kind: str, config: Mapping[str, Any]) -> str:

@@ -151,7 +151,7 @@ class Manifest(_Part):
     created: Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
     """UTC, seconds. For people only: nothing depends on it."""
     build_command: Name
-    """The command line that builds this bundle again."""
+    """The command line that builds this bundle again, on the machine and at the place where it was built."""
     key: Sha256
     """Hash of everything the build read (`bundle.input_key`)."""
     architecture: Name
@@ -279,7 +279,6 @@ def summary(manifest: Manifest) -> list[tuple[str, str]]:
         ("size on disk", _bytes(manifest.size)),
         ("key", manifest.key),
         ("built", f"{manifest.created} by graphspec {manifest.graphspec_version}"),
-        ("rebuild with", manifest.build_command),
     ]
 
 

@@ -27,6 +27,8 @@ def registered(arch_modules: Sequence[str] = ()) -> tuple[Architecture, ...]:
     Raises ConfigError if a module of `arch_modules` does not exist, if a declaration is not one, or if two
     declare one name. An error inside a declaring module propagates as itself, with a note that names it.
     """
+    if isinstance(arch_modules, str) or not all(isinstance(name, str) for name in arch_modules):
+        raise ConfigError(f"the architecture modules are {arch_modules!r}: give a list of names of Python modules")
     found: dict[str, tuple[Architecture, str]] = {}
     for origin, architecture in _declared(arch_modules):
         # An installed package may be named on the command line too: the same declaration, found twice.
@@ -41,6 +43,8 @@ def registered(arch_modules: Sequence[str] = ()) -> tuple[Architecture, ...]:
 
 def find(name: str, architectures: Sequence[Architecture]) -> Architecture:
     """The architecture of that name. ResolutionError proposes the nearest name."""
+    if not isinstance(name, str):
+        raise ConfigError(f"the architecture is {name!r}: give its name, as text")
     by_name = {architecture.name: architecture for architecture in architectures}
     if name in by_name:
         return by_name[name]

@@ -41,8 +41,10 @@ def resolve(
     if len(fitting) != 1:
         raise ResolutionError(_no_single_match(asked, considered, fitting, architectures))
     (architecture,) = fitting
-    _check_pair(architecture, asked, architectures)
-    return Resolution(architecture=architecture, target=target, draft=draft)
+    _check_pair(architecture, asked)
+    is_model = architecture.drafter.draft_is_target
+    kind = target_kind(draft, architectures) if is_model and draft is not None else None
+    return Resolution(architecture=architecture, target=target, draft=draft, draft_kind=kind)
 
 
 def default_num_draft_tokens(resolution: Resolution) -> int:
@@ -117,7 +119,7 @@ def _serves(architecture: Architecture, asked: _Asked) -> bool:
     return drafter.draft_checkpoint and drafter.matches(asked.target_facts, asked.draft_facts)
 
 
-def _check_pair(architecture: Architecture, asked: _Asked, architectures: Sequence[Architecture]) -> None:
+def _check_pair(architecture: Architecture, asked: _Asked) -> None:
     if asked.draft is None or asked.draft_facts is None:
         return
     if problems := architecture.drafter.misfits(asked.target_facts, asked.draft_facts):
@@ -125,8 +127,6 @@ def _check_pair(architecture: Architecture, asked: _Asked, architectures: Sequen
             f"draft '{asked.draft.name}' does not belong to target '{asked.target.name}' "
             f"as {architecture.name}: {'; '.join(problems)}"
         )
-    if architecture.drafter.name == "standalone":
-        target_kind(asked.draft, architectures)  # it is loaded as a target of its own
 
 
 def _no_single_match(

@@ -10,10 +10,10 @@ import difflib
 import json
 import reprlib
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast, get_args
+from typing import Annotated, Any, Literal, Self, cast, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -49,6 +49,15 @@ DEFAULT_NUM_SPECULATIVE_TOKENS: Mapping[str, int] = {
 }
 """K when nobody names one. A block draft is not here: its checkpoint was trained for one width."""
 LONGEST_NGRAM = 8
+METHOD_OF: Mapping[str, str] = {"ngram_min": "ngram", "ngram_max": "ngram"}
+"""Settings that mean something to one method only."""
+DEPENDS_ON: Mapping[str, str] = {
+    "relaxed_topk": "use_relaxed_acceptance_for_thinking",
+    "relaxed_delta": "use_relaxed_acceptance_for_thinking",
+    "adaptive_speculative_min_batch_size": "adaptive_speculative_widths",
+}
+"""Settings that mean nothing unless another is set."""
+_SCHEDULE_FORM = '[{"batch_start": 1, "batch_end": 8, "num_tokens": 3}, …]'
 K = "num_speculative_tokens"
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     K: (1, inf),
@@ -64,14 +73,15 @@ Fraction = Annotated[float, BeforeValidator(whole_number)]
 
 def _schedule_from_text(value: object) -> object:
     """The command line gives a schedule as JSON text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f'not valid JSON ({error}); write it as [{{"batch_start": 1, "batch_end": 8, "num_tokens": 3}}, …]'
-        ) from None
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not valid JSON ({error}); write it as {_SCHEDULE_FORM}") from None
+    is_list = isinstance(value, list | tuple)
+    if not is_list or not all(isinstance(item, Mapping | VerifyWidthRange) for item in cast("list[object]", value)):
+        raise ValueError(f"{reprlib.repr(value)} is not a list of ranges; write it as {_SCHEDULE_FORM}")
+    return value
 
 
 Schedule = Annotated[tuple[VerifyWidthRange, ...], BeforeValidator(_schedule_from_text)]
@@ -87,13 +97,14 @@ class SpeculativeConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     speculative_method: SpeculativeMethod | None = None
-    """How drafts are made; None disables speculation. "eagle" covers every EAGLE generation."""
+    """How drafts are made; unset, the pair decides. "eagle" covers every EAGLE generation."""
     num_speculative_tokens: Count | None = None
     """K, the tokens drafted per step. Unset: a default for methods that draft one token at a time, left to
     the draft checkpoint for block drafts."""
     num_speculative_tokens_per_batch_size: Schedule | None = None
-    """How many of the K drafts are verified, by decode batch size. Gaps and the tail carry the previous count
-    forward; counts are capped at K; a count of 0 needs an architecture with zero_draft_rows."""
+    """How many of the K drafts are verified, by decode batch size:
+    [{"batch_start": 1, "batch_end": 8, "num_tokens": 3}]. Gaps and the tail carry the previous count forward; counts
+    are capped at K; a count of 0 needs an architecture with zero_draft_rows."""
     adaptive_speculative_widths: str | None = None
     """Widths a throughput controller chooses among: "1,3,5" or "all". Excludes the schedule."""
     adaptive_speculative_min_batch_size: Count = 1
@@ -136,17 +147,25 @@ class SpeculativeConfig(BaseModel):
     @classmethod
     def from_file(cls, path: Path | str, section: str | None = None) -> Self:
         """The config in a .json or .toml file, or in one section (table) of it. Raises ConfigError."""
-        values = _read_mapping(Path(path))
-        if section is not None:
-            inner = values.get(section)
-            if not isinstance(inner, dict):
-                found = ", ".join(name for name, value in values.items() if isinstance(value, dict))
-                raise ConfigError(f"{path} has no section {section!r}; sections in it: {found or 'none'}")
-            values = inner
+        values = _read_section(Path(path), section)
         try:
             return cls.parse(values)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
+
+    @classmethod
+    def settings_in_file(cls, path: Path | str, section: str | None = None) -> dict[str, object]:
+        """What a file sets, each value checked on its own: whether they make sense together is known when those
+        of the command line and of the pair are added. Raises ConfigError."""
+        values = {name: value for name, value in _read_section(Path(path), section).items() if value is not None}
+        try:
+            cls.model_validate(values)
+        except ValidationError as error:
+            # Rules about several fields have no place of their own.
+            wrong = [details for details in error.errors(include_url=False) if details["loc"]]
+            if wrong:
+                raise ConfigError(f"{path}: {'; '.join(map(_sentence, wrong))}") from None
+        return values
 
     @field_validator(*_BOUNDS)
     @classmethod
@@ -155,7 +174,8 @@ class SpeculativeConfig(BaseModel):
         least, most = _BOUNDS[name]
         if value is not None and not least <= value <= most:
             allowed = f"at least {least}" if most == inf else f"between {least} and {most}"
-            hint = "; to decode without speculation leave speculative_method unset" if name == K else ""
+            hint = "; every bundle can answer without speculation: `graphspec generate --no-speculation`"
+            hint = hint if name == K else ""
             raise ValueError(f"{name} must be {allowed}, got {value}{hint}")
         return value
 
@@ -240,39 +260,29 @@ class SpeculativeConfig(BaseModel):
         return self.speculative_method in BLOCK_METHODS
 
 
+_MACHINERY: tuple[tuple[str, Capability, Callable[[SpeculativeConfig], bool]], ...] = (
+    ("num_speculative_tokens_per_batch_size", "width_schedule", lambda c: c.verify_width_schedule is not None),
+    (
+        "num_speculative_tokens_per_batch_size",
+        "zero_draft_rows",
+        lambda c: any(count == 0 for _, _, count in c.verify_width_schedule or ()),
+    ),
+    ("adaptive_speculative_widths", "adaptive_widths", lambda c: c.adaptive_speculative_widths is not None),
+    ("num_speculative_tokens_mixed_batch", "mixed_batches", lambda c: c.num_speculative_tokens_mixed_batch is not None),
+    ("synthetic_acceptance_rate", "synthetic_acceptance", lambda c: c.synthetic_acceptance_rate is not None),
+    ("use_relaxed_acceptance_for_thinking", "relaxed_thinking", lambda c: c.use_relaxed_acceptance_for_thinking),
+    ("use_greedy_acceptance", "greedy_acceptance", lambda c: c.use_greedy_acceptance),
+    ("draft_proposal", "sampled_proposal", lambda c: c.draft_proposal == "sampled"),
+    ("draft_head_parallelism", "replica_draft_head", lambda c: c.draft_head_parallelism == "replica"),
+    ("draft_probs_layout", "replica_draft_probs", lambda c: c.draft_probs_layout == "replica"),
+    ("logit_penalties", "penalties", lambda c: c.logit_penalties),
+)
+"""Which settings need what of an architecture."""
+
+
 def required_machinery(config: SpeculativeConfig) -> list[tuple[str, Capability]]:
     """What the settings need of an architecture, each with the flag that asks for it."""
-    schedule = config.verify_width_schedule
-    needs: tuple[tuple[str, Capability, bool], ...] = (
-        ("num_speculative_tokens_per_batch_size", "width_schedule", schedule is not None),
-        (
-            "num_speculative_tokens_per_batch_size",
-            "zero_draft_rows",
-            schedule is not None and any(count == 0 for _, _, count in schedule),
-        ),
-        ("adaptive_speculative_widths", "adaptive_widths", config.adaptive_speculative_widths is not None),
-        (
-            "num_speculative_tokens_mixed_batch",
-            "mixed_batches",
-            config.num_speculative_tokens_mixed_batch is not None,
-        ),
-        (
-            "synthetic_acceptance_rate",
-            "synthetic_acceptance",
-            config.synthetic_acceptance_rate is not None,
-        ),
-        (
-            "use_relaxed_acceptance_for_thinking",
-            "relaxed_thinking",
-            config.use_relaxed_acceptance_for_thinking,
-        ),
-        ("use_greedy_acceptance", "greedy_acceptance", config.use_greedy_acceptance),
-        ("draft_proposal", "sampled_proposal", config.draft_proposal == "sampled"),
-        ("draft_head_parallelism", "replica_draft_head", config.draft_head_parallelism == "replica"),
-        ("draft_probs_layout", "replica_draft_probs", config.draft_probs_layout == "replica"),
-        ("logit_penalties", "penalties", config.logit_penalties),
-    )
-    return [(_flag(field), capability) for field, capability, needed in needs if needed]
+    return [(_flag(field), capability) for field, capability, is_needed in _MACHINERY if is_needed(config)]
 
 
 def refuse_unsupported(config: SpeculativeConfig, architecture: Architecture) -> None:
@@ -286,6 +296,33 @@ def refuse_unsupported(config: SpeculativeConfig, architecture: Architecture) ->
         raise UnsupportedError("; ".join(missing) + "; drop the flag or choose another architecture")
 
 
+def refuse_other_methods(given: Mapping[str, object], architecture: Architecture) -> None:
+    """UnsupportedError naming every setting, whatever its value, that only methods of other architectures have."""
+    foreign = [
+        f"{_flag(name)} is not supported by architecture {architecture.name} (it is for method {METHOD_OF[name]})"
+        for name, value in given.items()
+        if value is not None and name in METHOD_OF and METHOD_OF[name] not in architecture.methods
+    ]
+    if foreign:
+        raise UnsupportedError("; ".join(foreign) + "; drop the flag or choose another architecture")
+
+
+def unsupported(architectures: Iterable[Architecture]) -> dict[str, str]:
+    """By field, which of its values no architecture of these can honour; "" where that is all but the default."""
+    known = tuple(architectures)
+    capabilities = {capability for architecture in known for capability in architecture.capabilities}
+    methods = {method for architecture in known for method in architecture.methods}
+    found = {"speculative_method": ", ".join(method for method in METHODS if method not in methods)}
+    first_need = {field: capability for field, capability, _ in reversed(_MACHINERY)}
+    for name, capability in first_need.items():
+        if capability not in capabilities:
+            field = SpeculativeConfig.model_fields[name]
+            choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+            found[name] = ", ".join(choice for choice in choices if choice != field.default)
+    found |= {name: "" for name, needed in DEPENDS_ON.items() if needed in found}
+    return {name: values for name, values in found.items() if values or name != "speculative_method"}
+
+
 def _settings_without_effect(config: SpeculativeConfig) -> list[str]:
     set_fields = [
         name
@@ -297,20 +334,16 @@ def _settings_without_effect(config: SpeculativeConfig) -> list[str]:
             return []
         methods = ", ".join(METHODS)
         return [f"{', '.join(set_fields)} set without speculative_method; name one ({methods}) or drop it"]
-    needed_by = {
-        "relaxed_topk": (config.use_relaxed_acceptance_for_thinking, "use_relaxed_acceptance_for_thinking"),
-        "relaxed_delta": (config.use_relaxed_acceptance_for_thinking, "use_relaxed_acceptance_for_thinking"),
-        "adaptive_speculative_min_batch_size": (
-            config.adaptive_speculative_widths is not None,
-            "adaptive_speculative_widths",
-        ),
-        "ngram_min": (config.speculative_method == "ngram", "speculative_method ngram"),
-        "ngram_max": (config.speculative_method == "ngram", "speculative_method ngram"),
+    needed = {
+        name: DEPENDS_ON[name] for name in set_fields if name in DEPENDS_ON and not getattr(config, DEPENDS_ON[name])
+    }
+    needed |= {
+        name: f"speculative_method {METHOD_OF[name]}"
+        for name in set_fields
+        if METHOD_OF.get(name, config.speculative_method) != config.speculative_method
     }
     return [
-        f"{name} has no effect without {needed_by[name][1]}; set that too or drop it"
-        for name in set_fields
-        if name in needed_by and not needed_by[name][0]
+        f"{name} has no effect without {needed[name]}; set that too or drop it" for name in set_fields if name in needed
     ]
 
 
@@ -367,11 +400,22 @@ def _sentence(details: Any) -> str:
         close = difflib.get_close_matches(name, known, n=1)
         return f"{field} is not a known setting; " + (f"did you mean {close[0]}?" if close else "drop it")
     if details["type"] == "missing":
-        return f"{field} is missing"
+        return f"{field} is missing; write it as {_SCHEDULE_FORM}"  # only the schedule has fields that must be there
     message: str = details["msg"].removeprefix("Value error, ")
     if details["type"] != "value_error":
         message = f"{message[0].lower()}{message[1:]}, got {reprlib.repr(details['input'])}"
     return message if not field or message.startswith(field) else f"{field}: {message}"
+
+
+def _read_section(path: Path, section: str | None) -> dict[str, Any]:
+    values = _read_mapping(path)
+    if section is None:
+        return values
+    inner = values.get(section)
+    if not isinstance(inner, dict):
+        found = ", ".join(name for name, value in values.items() if isinstance(value, dict))
+        raise ConfigError(f"{path} has no section {section!r}; sections in it: {found or 'none'}")
+    return inner
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from graphspec.errors import BuildError, BundleError
 from graphspec.manifest import FORMAT, FileEntry, Manifest
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Stage:
@@ -86,33 +87,16 @@ class Stage:
 
     def _replaces(self) -> bool:
         """Whether a bundle is there that may be replaced. Raises BuildError where something may not be."""
-        out, target = self._out, self._target
-        if not os.path.lexists(target):
-            return False
-        if not target.is_dir():
-            raise BuildError(f"{out} is not a folder: choose another place for the bundle")
-        if not os.listdir(target):
+        if not _is_bundle(self._out):
             return False
         if not self._overwrite:
-            raise BuildError(f"{out} exists: pass --overwrite to replace it, or choose another place")
-        try:
-            files = read_raw(target, name=out).get("files")
-        except BundleError as error:
-            raise BuildError(f"{error}; choose another place, or move it away") from None
-        listed = files if isinstance(files, dict) else {}
-        if foreign := [printable(file) for file, _ in walk(target) if file != MANIFEST and file not in listed]:
-            raise BuildError(
-                f"{out} holds files its manifest does not list, which replacing it would delete: "
-                f"{', '.join(foreign)}; move them away, or choose another place"
-            )
+            raise BuildError(f"{self._out} exists: pass --overwrite to replace it, or choose another place")
         return True
 
     def _open(self, needed_bytes: int | None) -> None:
         parent = self._target.parent
         try:
             self._make_parents()
-            if needed_bytes is not None and shutil.disk_usage(parent).free < needed_bytes:
-                raise BuildError(_full_message(self._out, parent, needed_bytes))
             with _locked(parent) as locked:
                 if locked:
                     _sweep(self._target)
@@ -121,7 +105,10 @@ class Stage:
                 self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
                 _try_lock(self._lock)
         except OSError as error:
-            raise BuildError(f"{self._out} cannot be written: {error.strerror}; choose another place") from error
+            raise BuildError(f"{self._out} cannot be written: {_reason(error)}; choose another place") from error
+        # After the folder was made: file systems that take no files at all (/proc) say that they are full.
+        if needed_bytes is not None and shutil.disk_usage(parent).free < needed_bytes:
+            raise BuildError(_full_message(self._out, parent, needed_bytes))
 
     def _make_parents(self) -> None:
         parent = self._target.parent
@@ -161,6 +148,58 @@ def staging(out: Path, *, overwrite: bool = False, needed_bytes: int | None = No
         raise
     finally:
         stage._close()
+
+
+def check_place(out: Path) -> None:
+    """Raises BuildError if something is at `out` that no build may replace, with --overwrite or without: before any
+    work. An empty folder, or none, is a place; a bundle may be one."""
+    parent = Path(os.path.realpath(out)).parent
+    try:
+        if os.path.isdir(parent):
+            with _locked(parent):
+                _is_bundle(out)
+    except OSError as error:
+        raise BuildError(f"{out} cannot be written: {_reason(error)}; choose another place") from error
+
+
+def check_dump_folder(folder: Path) -> None:
+    """Raises BuildError if --dump-passes could not write there, as far as that can be told before the work."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    reason = "not a folder" if not os.path.isdir(existing) else "permission denied"
+    if reason == "not a folder" or not os.access(existing, os.W_OK | os.X_OK):
+        raise BuildError(f"--dump-passes {folder} cannot be written: {existing}: {reason}; choose another folder")
+
+
+def _is_bundle(out: Path) -> bool:
+    """False where nothing is, or an empty folder. Raises BuildError for anything that no build may replace."""
+    target = Path(os.path.realpath(out))
+    try:
+        if not os.path.lexists(target):
+            return False
+        if not target.is_dir():
+            raise BuildError(f"{out} is not a folder: choose another place for the bundle")
+        if not os.listdir(target):
+            return False
+        files = read_raw(target, name=out).get("files")
+        listed = files if isinstance(files, dict) else {}
+        foreign = [printable(file) for file, _ in walk(target) if file != MANIFEST and file not in listed]
+    except BundleError as error:
+        said = str(error).replace(" is not a bundle", " exists and is not a bundle", 1)
+        raise BuildError(f"{said}; choose another place, or move it away") from None
+    if foreign:
+        raise BuildError(
+            f"{out} holds files its manifest does not list, which replacing it would delete: "
+            f"{', '.join(foreign)}; move them away, or choose another place"
+        )
+    return True
+
+
+def _reason(error: OSError) -> str:
+    """Why nothing can be written, and in which folder."""
+    folder = os.path.dirname(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else ""
+    if error.errno == errno.ENOENT and os.path.isdir(folder):  # what /proc and its like say
+        return f"nothing can be made in {folder}"
+    return f"{error.strerror} in {folder}" if error.errno in _NOT_ALLOWED else str(error.strerror)
 
 
 def _beside(target: Path, what: str) -> Path:

@@ -1,6 +1,7 @@
 """Chat messages to the prompt text a model was trained on, through the checkpoint's own Jinja template."""
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -31,6 +32,9 @@ def render_chat(
     """
     if not template:
         raise RequestError("this bundle has no chat template: use --raw and write the whole prompt yourself")
+    if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+        said = reprlib.repr(messages)
+        raise RequestError(f'the messages are {said}: give a list such as [{{"role": "user", "content": "Hello"}}]')
     compiled = _compile(template)
     # Clients send "content": null beside tool calls; most templates would print "None".
     present = [{key: value for key, value in message.items() if value is not None} for message in messages]

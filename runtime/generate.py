@@ -5,6 +5,8 @@ Prompts share the engine's slots: as one request ends, the next takes its row.
 
 from __future__ import annotations
 
+import os
+import reprlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from .acceptance import AcceptanceStatistics
 from .chat import render_chat
 from .engine import NO_TOKEN, Chunk, Engine, StepResult
 from .onnxruntime_engine import OnnxRuntimeEngine, host, most_threads
+from .requests import check_count, checked_params, checked_prompts
 from .sampling import SamplingParams, fresh_seed, uniform_table
 from .stops import FinishReason, StopRules, StopTracker
 from .text import IncrementalDetokenizer, Tokenizer
@@ -43,12 +46,17 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What one step added to one answer; the last piece of an answer carries it whole."""
+    """What was added to one answer; the last piece of an answer carries it whole.
+
+    Only that one may have no text: tokens whose text is not decided yet (half a character, the start of what may
+    be a stop string) come with the piece that their text is in.
+    """
 
     index: int
     """Which prompt."""
     text: str
     token_ids: tuple[int, ...]
+    """All that came since the piece before."""
     generation: Generation | None = None
 
 
@@ -60,6 +68,8 @@ class _Request:
     seed: int
     tracker: StopTracker
     token_ids: list[int] = field(default_factory=list)
+    num_streamed: int = 0
+    """How many of them are in pieces."""
     acceptance: AcceptanceStatistics = field(default_factory=AcceptanceStatistics)
 
 
@@ -92,6 +102,7 @@ class LoadedBundle:
     def __init__(self, bundle: Bundle, engine: Engine, tokenizer: Tokenizer) -> None:
         self._bundle, self._engine = bundle, engine
         self._slots = _Slots(engine.num_slots)
+        self._closed = False
         self.tokenizer = tokenizer
 
     @property
@@ -108,18 +119,21 @@ class LoadedBundle:
         self.close()
 
     def close(self) -> None:
-        """Releases the engine."""
+        """Releases the engine. What is asked afterwards, and pieces still to come, are a RequestError."""
+        self._closed = True
         self._engine.close()
 
     def generate(
         self,
         prompts: str | Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **options: Any,
+        *,
+        width: int | None = None,
+        prefill_chunk: int = PREFILL_CHUNK,
     ) -> list[Generation]:
-        """One answer for each prompt, a text or token ids; options as `stream`."""
+        """One answer for each prompt, a text or token ids; everything else as `stream`."""
         generations: dict[int, Generation] = {}
-        for piece in self.stream(prompts, params, **options):
+        for piece in self.stream(prompts, params, width=width, prefill_chunk=prefill_chunk):
             if piece.generation is not None:
                 generations[piece.index] = piece.generation
         return [generations[index] for index in range(len(generations))]
@@ -137,13 +151,11 @@ class LoadedBundle:
         `params` holds for every prompt, or is one for each. `width`: drafts verified a step; None: the widest of
         the bundle; 0: no speculation. Raises RequestError before anything is generated.
         """
-        asked = [prompts] if isinstance(prompts, str) else list(prompts)
-        each = [params or SamplingParams()] * len(asked) if not isinstance(params, Sequence) else list(params)
-        if len(each) != len(asked):
-            raise RequestError(f"{len(asked)} prompts and {len(each)} sets of sampling parameters; give one or as many")
+        self._check_open()
+        asked = checked_prompts(prompts)
+        each = checked_params(params, len(asked))
         verified = self._checked_width(width)
-        if prefill_chunk < 1:
-            raise RequestError(f"prefill_chunk is {prefill_chunk}; it must be at least 1")
+        check_count("prefill_chunk", prefill_chunk)
         requests = [self._request(i, p, s) for i, (p, s) in enumerate(zip(asked, each, strict=True))]
         return self._run(requests, verified, prefill_chunk)
 
@@ -155,25 +167,35 @@ class LoadedBundle:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; a chat prompt names its special tokens itself."""
+        """Token ids of a text; a chat prompt names its special tokens itself. Raises RequestError."""
+        if not isinstance(text, str):
+            raise RequestError(f"the text is {reprlib.repr(text)}: it must be a string")
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestError("this bundle is closed: load it again, and close it when all answers are there")
 
     def _checked_width(self, width: int | None) -> int:
         widths = self.manifest.widths
         if width is None:
             return widths[-1]
-        if width not in widths:
+        if isinstance(width, bool) or not isinstance(width, int) or width not in widths:
             known = ", ".join(map(str, widths))
-            raise RequestError(f"width {width} is not in this bundle; it was built for {known}")
+            raise RequestError(f"width {reprlib.repr(width)} is not in this bundle; it was built for {known}")
         return width
 
-    def _request(self, index: int, prompt: str | Sequence[int], params: SamplingParams) -> _Request:
-        ids = tuple(self.encode(prompt) if isinstance(prompt, str) else prompt)
+    def _request(self, index: int, prompt: str | tuple[int, ...], params: SamplingParams) -> _Request:
+        ids = tuple(self.encode(prompt)) if isinstance(prompt, str) else prompt
         limit, vocabulary = self.manifest.max_length, self.manifest.pair.target.vocab_size
         if not ids:
             raise RequestError("the prompt is empty: give at least one token")
         if wrong := [token for token in ids if not 0 <= token < vocabulary]:
             raise RequestError(f"the prompt holds token {wrong[0]}; the vocabulary has tokens 0 to {vocabulary - 1}")
+        if wrong := [token for token in params.stop_token_ids if token >= vocabulary]:
+            raise RequestError(
+                f"stop_token_ids holds {wrong[0]}, which never comes: the vocabulary has tokens 0 to {vocabulary - 1}"
+            )
         if len(ids) >= limit:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens and the bundle holds {limit} for prompt and answer together; "
@@ -198,15 +220,16 @@ class LoadedBundle:
         waiting, running = deque(requests), dict[int, _Request]()
         try:
             while waiting or running:
+                self._check_open()
                 for slot in self._slots.take(len(waiting)):
                     request = running[slot] = waiting.popleft()
                     if request.tracker.cut is None:
-                        result = self._prefill(slot, request, prefill_chunk)
-                        yield self._take(request, result.tokens(0))
+                        yield from self._take(request, self._prefill(slot, request, prefill_chunk).tokens(0))
                     else:  # max_new_tokens 0
-                        yield self._take(request, [])
+                        yield from self._take(request, [])
                 self._release_finished(running)
                 if running:
+                    self._check_open()
                     result = self._engine.step(sorted(running), width).result()
                     yield from self._take_step(running, result, width)
                     self._release_finished(running)
@@ -230,18 +253,20 @@ class LoadedBundle:
         for row, slot in enumerate(result.slots):
             request, tokens = running[slot], result.tokens(row)
             before = len(request.token_ids)
-            piece = self._take(request, tokens)
+            pieces = self._take(request, tokens)
             if width:
                 kept = len(request.token_ids) - before
                 accepted = min(int(result.accepted[row]), kept)
                 request.acceptance.add(accepted, width, committed=kept)
-            yield piece
+            yield from pieces
 
-    def _take(self, request: _Request, tokens: Sequence[int]) -> Piece:
+    def _take(self, request: _Request, tokens: Sequence[int]) -> list[Piece]:
+        """Commits the tokens → the piece to stream now, or none."""
         cut = request.tracker.cut or request.tracker.push(tokens)
-        kept = tuple(tokens if cut is None else tokens[: cut.num_tokens])
-        request.token_ids += kept
+        request.token_ids += tokens if cut is None else tokens[: cut.num_tokens]
         text = request.tracker.take_text()
+        if not text and cut is None:
+            return []
         generation = None
         if cut is not None:
             generation = Generation(
@@ -252,7 +277,9 @@ class LoadedBundle:
                 seed=request.seed,
                 acceptance=request.acceptance,
             )
-        return Piece(index=request.index, text=text, token_ids=kept, generation=generation)
+        token_ids = tuple(request.token_ids[request.num_streamed :])
+        request.num_streamed = len(request.token_ids)
+        return [Piece(index=request.index, text=text, token_ids=token_ids, generation=generation)]
 
     def _release_finished(self, running: dict[int, _Request]) -> None:
         finished = [slot for slot, request in running.items() if request.tracker.cut is not None]
@@ -264,7 +291,13 @@ class LoadedBundle:
 def load(
     bundle: str | Path, *, max_batch_size: int | None = None, num_threads: int | None = None, verify: bool = True
 ) -> LoadedBundle:
-    """Opens a bundle: hashes and backend are checked before a byte reaches the backend. Raises BundleError."""
+    """Opens a bundle: hashes and backend are checked before a byte reaches the backend. Raises BundleError, and
+    ConfigError for settings that the bundle or this machine cannot honour."""
+    if not isinstance(bundle, str | os.PathLike):
+        raise ConfigError(f"the bundle is {reprlib.repr(bundle)}: it must be a path")
+    for name, value in (("max_batch_size", max_batch_size), ("num_threads", num_threads)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise ConfigError(f"{name} is {reprlib.repr(value)}: it must be an integer, or None")
     opened = open_bundle(Path(bundle), verify=verify, host=host())
     limit = opened.manifest.max_batch_size
     if max_batch_size is not None and not 1 <= max_batch_size <= limit:

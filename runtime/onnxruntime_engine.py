@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from graphspec.bundle import Bundle, Host
+from graphspec.bundle import Bundle, Host, rebuild_command
 from graphspec.errors import BundleError
 from graphspec.manifest import Graph, Manifest
 
@@ -190,7 +190,8 @@ def _session(bundle: Bundle, graph: Graph, num_threads: int | None, *, profile: 
     except Exception as error:
         raise BundleError(
             f"ONNX Runtime {onnxruntime.__version__} cannot load {graph.file} of {bundle.root}: "
-            f"{' '.join(str(error).split())}; rebuild it with: {bundle.manifest.build_command}"
+            f"{' '.join(str(error).split())}; rebuild it with: "
+            f"{rebuild_command(bundle.manifest.build_command, bundle.root)}"
         ) from error
 
 
@@ -212,7 +213,8 @@ def _check_exact(bundle: Bundle) -> None:
     if not (product == 255 * 127 * 64).all():
         raise BundleError(
             f"{bundle.root} was built for CPUs with VNNI ({bundle.manifest.backend.device_class}), and this one "
-            f"rounds such products; rebuild it here with: {bundle.manifest.build_command}"
+            "rounds such products; rebuild it here with: "
+            f"{rebuild_command(bundle.manifest.build_command, bundle.root)}"
         )
 
 

@@ -24,11 +24,12 @@ class Rope:
 
 
 def rope_from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
-    """Reads both spellings: rope_theta + rope_scaling, and rope_parameters (checkpoints.md §1.1).
+    """Reads both spellings: rope_theta + rope_scaling, and rope_parameters (checkpoints.md §1.1). Where a config
+    has both, rope_scaling holds and rope_parameters is not read at all, as in transformers.
 
     Raises UnsupportedError for another kind of scaling, CheckpointError for one that lacks a number.
     """
-    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    parameters = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     if partial := {parameters.get("partial_rotary_factor"), config.get("partial_rotary_factor")} - {None, 1}:
         raise UnsupportedError(f"partial_rotary_factor {partial.pop()} is not supported: whole heads are rotated")
     theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)

@@ -46,10 +46,12 @@ def _load_eagle3(target: Any, draft: Checkpoint, num_draft_tokens: int, config: 
     return load_drafter(target, draft, num_draft_tokens, config)
 
 
-def _load_standalone(target: Any, draft: Checkpoint, num_draft_tokens: int, config: SpeculativeConfig) -> Any:
+def _load_standalone(
+    target: Any, draft: Checkpoint, num_draft_tokens: int, config: SpeculativeConfig, kind: TargetKind | None = None
+) -> Any:
     from .standalone import load_drafter
 
-    return load_drafter(target, draft, num_draft_tokens, config)
+    return load_drafter(target, draft, num_draft_tokens, config, kind)
 
 
 def _load_ngram(target: Any, draft: None, num_draft_tokens: int, config: SpeculativeConfig) -> Any:
@@ -92,6 +94,7 @@ STANDALONE = DrafterKind(
     default_num_speculative_tokens=DEFAULT_NUM_SPECULATIVE_TOKENS["standalone"],
     load=_load_standalone,
     misfits=standalone_misfits,
+    draft_is_target=True,
 )
 NGRAM = DrafterKind(
     name="ngram",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from graphspec.checkpoints import Checkpoint
+from graphspec.detection import TAP_FIELD
 from graphspec.errors import CheckpointError
 from graphspec.speculative_config import SpeculativeConfig
 
@@ -89,11 +90,11 @@ def _taps(draft: Checkpoint, renamed: RenamedCheckpoint, target: DecoderTarget) 
     if taps is None or len(taps) != count:
         raise CheckpointError(
             f"draft '{draft.name}': fc reads {count} hidden states and its config names "
-            f"{'none' if taps is None else len(taps)} (eagle_aux_hidden_state_layer_ids)"
+            f"{'none' if taps is None else len(taps)} ({TAP_FIELD})"
         )
     if wrong := [tap for tap in taps if not 0 <= tap <= layers]:
         raise CheckpointError(
-            f"draft '{draft.name}' taps layers {wrong}, and the target has {layers}; "
+            f"draft '{draft.name}' taps layers {wrong} ({TAP_FIELD}), and the target has {layers}; "
             "the draft was made for another target"
         )
     return taps
@@ -106,8 +107,8 @@ def _says(draft: Checkpoint, *keys: str) -> bool:
 
 
 def _listed_taps(config: Mapping[str, Any], layers: int) -> tuple[int, ...] | None:
-    nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    listed = config.get("eagle_aux_hidden_state_layer_ids") or nested
+    nested = (config.get("eagle_config") or {}).get(TAP_FIELD)
+    listed = config.get(TAP_FIELD) or nested
     if not listed:
         return None
     ids = tuple(int(tap) for tap in listed)

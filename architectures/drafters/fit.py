@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 
 from graphspec.architecture import Facts
 from graphspec.detection import (
+    TAP_FIELD,
     architecture_name,
     draft_body,
     number,
+    other_tap_field,
     plain_names,
     tap_ids,
     target_body,
@@ -109,12 +111,14 @@ def _wrong_taps(target: Facts, draft: Facts) -> Iterator[str]:
         yield f"its fc reads {fc[1]} values, which is no multiple of the target's hidden size {hidden}"
         return
     count, ids = fc[1] // hidden, tap_ids(draft.config)
-    if ids is None and count != 3:
+    if ids is None and (other := other_tap_field(draft.config)):
+        yield f"its config names target layers in {other}, which is not read: only {TAP_FIELD} is"
+    elif ids is None and count != 3:
         yield f"its fc reads {count} target layers and its config does not say which"
     if ids is not None and len(ids) != count:
         yield f"its fc reads {count} target layers and its config names {len(ids)}"
     if wrong := [tap for tap in ids or () if not (isinstance(tap, int) and 0 <= tap <= layers)]:
-        yield f"it reads target layers {wrong} and the target has {layers}"
+        yield f"its {TAP_FIELD} names {wrong}, and the target has {layers} layers: 0 to {layers} are possible"
 
 
 def _rows(draft: Facts, name: str) -> int | None:

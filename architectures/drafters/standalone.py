@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from graphspec.architecture import TargetKind
 from graphspec.checkpoints import Checkpoint
 from graphspec.errors import CheckpointError
+from graphspec.registry import target_kind
 from graphspec.speculative_config import SpeculativeConfig
 
 from .. import ops
@@ -48,12 +50,15 @@ class StandaloneDrafter(nn.Module):
 
 
 def load_drafter(
-    target: DecoderTarget, draft: Checkpoint, num_draft_tokens: int, config: SpeculativeConfig
+    target: DecoderTarget,
+    draft: Checkpoint,
+    num_draft_tokens: int,
+    config: SpeculativeConfig,
+    kind: TargetKind | None = None,
 ) -> StandaloneDrafter:
-    """Loads the draft as a target of its own family. Raises CheckpointError if the vocabularies differ in size."""
-    from graphspec.registry import target_kind
-
-    model = target_kind(draft).load(draft, capacity=target.capacity)
+    """Loads the draft as a target of its own `kind`, by default the one that graphspec's own architectures and
+    those of installed packages know. Raises CheckpointError if the vocabularies differ in size."""
+    model = (kind or target_kind(draft)).load(draft, capacity=target.capacity)
     if model.config.vocabulary != target.config.vocabulary:
         raise CheckpointError(
             f"draft '{draft.name}' has a vocabulary of {model.config.vocabulary} tokens and the target one of "

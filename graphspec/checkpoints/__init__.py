@@ -2,7 +2,7 @@
 
 from .checkpoint import Checkpoint, TensorInfo
 from .fingerprint import fingerprint
-from .opening import open_checkpoint
+from .opening import local_path, open_checkpoint
 from .tensor_check import check_tensors
 
-__all__ = ["Checkpoint", "TensorInfo", "check_tensors", "fingerprint", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorInfo", "check_tensors", "fingerprint", "local_path", "open_checkpoint"]

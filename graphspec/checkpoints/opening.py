@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from graphspec.errors import CheckpointError
+from graphspec.errors import CheckpointError, ConfigError
 
 from .checkpoint import Checkpoint
 from .directory import open_directory
@@ -22,11 +22,13 @@ def open_checkpoint(
     `model` is a directory (config.json with safetensors or pytorch_model.bin weights, or one .gguf file), a
     .gguf file, or a hub id org/name, which is downloaded into `cache_dir` (by default the hub's own cache)
     at `revision` (a branch, tag or commit). Raises CheckpointError if there is nothing of the kind."""
+    if not isinstance(model, str | os.PathLike):
+        raise ConfigError(f"the model is {model!r}: pass a directory, a .gguf file, or a hub id org/name, as text")
     name = os.fspath(model)
     if not name:
         raise CheckpointError("no model was named: pass a directory, a .gguf file, or a hub id org/name")
     # Unlike pathlib's, these two take a name that no file could have without raising.
-    path = Path(os.path.expanduser(name))
+    path = local_path(name)
     if os.path.exists(path):
         if revision is not None:
             raise CheckpointError(f"{name} is a local path, and only a hub id has a revision ({revision!r})")
@@ -34,6 +36,11 @@ def open_checkpoint(
     if isinstance(model, os.PathLike) or _looks_like_path(name):
         raise CheckpointError(f"no such file or directory: {name}")
     return open_hub(name, revision, cache_dir)
+
+
+def local_path(name: str) -> Path:
+    """Where a model of that name would be, if it is no hub id."""
+    return Path(os.path.expanduser(name))
 
 
 def _looks_like_path(name: str) -> bool:

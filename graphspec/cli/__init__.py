@@ -17,6 +17,7 @@ from graphspec import __version__
 
 from .errors import guarded
 from .flags import deferred
+from .help import Panels
 
 COMMANDS = {
     "build": "Build a bundle from a target and a draft.",
@@ -37,14 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def application(command: str | None) -> typer.Typer:
     """Every command by name and summary, with the parameters of `command` only."""
-    # Rich help cuts long flags short in a terminal of 80 columns.
     app = typer.Typer(
         add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
     )
     app.callback(invoke_without_command=True)(_global)
     for name, summary in COMMANDS.items():
         function = getattr(import_module(f".{name}", __package__), name) if name == command else _not_loaded
-        app.command(name, help=summary)(deferred(function))
+        app.command(name, cls=Panels, help=summary)(deferred(function))
     return app
 
 

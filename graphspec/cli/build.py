@@ -11,10 +11,12 @@ import typer
 from graphspec.building import DEFAULT_BACKEND, DEFAULT_MAX_BATCH_SIZE, ENCODINGS, PLANNED_BACKENDS
 from graphspec.building import build as build_bundle
 from graphspec.manifest import summary
-from graphspec.speculative_config import SpeculativeConfig
+from graphspec.registry import registered
+from graphspec.speculative_config import SpeculativeConfig, unsupported
 
 from .errors import UsageError
 from .flags import Arch, ArchModules, Draft, Model, with_settings
+from .help import NUMERICS, OUTPUT, SPECULATION
 from .modules import importable
 from .progress import stages
 
@@ -22,19 +24,62 @@ if TYPE_CHECKING:
     from graphspec.export.build import Built
 
 
-@with_settings(SpeculativeConfig)
+def _unsupported() -> dict[str, str]:
+    """What no installed architecture can honour; empty where one cannot be loaded, which the build itself tells."""
+    try:
+        return unsupported(registered())
+    except Exception:
+        return {}
+
+
+@with_settings(SpeculativeConfig, _unsupported(), panel=SPECULATION)
 def build(
     *,
     model: Model,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT", help="Where the bundle goes.")],
     draft_model_path: Draft = None,
     arch: Arch = None,
     arch_module: ArchModules = None,
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config-file",
+            metavar="FILE",
+            help="A .json or .toml file of the settings below; flags override it.",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None,
+    section_name: Annotated[
+        str | None,
+        typer.Option(
+            "--section-name", metavar="S", help="The section of that file to read.", rich_help_panel=SPECULATION
+        ),
+    ] = None,
+    widths: Annotated[
+        str | None,
+        typer.Option(
+            "--widths",
+            metavar="0,1,3",
+            help="How many drafts a step may verify; else every number to K.",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None,
     backend: Annotated[
-        str, typer.Option("--backend", metavar="|".join((DEFAULT_BACKEND, *PLANNED_BACKENDS)), help="What runs it.")
+        str,
+        typer.Option(
+            "--backend",
+            metavar="|".join((DEFAULT_BACKEND, *PLANNED_BACKENDS)),
+            help="What runs it.",
+            rich_help_panel=NUMERICS,
+        ),
     ] = DEFAULT_BACKEND,
     encoding: Annotated[
-        str, typer.Option("--encoding", metavar="|".join(ENCODINGS), help="The type of weights and matrix products.")
+        str,
+        typer.Option(
+            "--encoding",
+            metavar="|".join(ENCODINGS),
+            help="The type of weights and matrix products.",
+            rich_help_panel=NUMERICS,
+        ),
     ] = ENCODINGS[0],
     max_length: Annotated[
         int | None,
@@ -42,28 +87,24 @@ def build(
             "--max-length",
             metavar="N",
             help="Prompt and answer tokens of one request; else what the pair allows, at most 4096.",
+            rich_help_panel=NUMERICS,
         ),
     ] = None,
     max_batch_size: Annotated[
-        int, typer.Option("--max-batch-size", metavar="B", help="Requests in one step.")
+        int, typer.Option("--max-batch-size", metavar="B", help="Requests in one step.", rich_help_panel=NUMERICS)
     ] = DEFAULT_MAX_BATCH_SIZE,
-    widths: Annotated[
-        str | None,
-        typer.Option("--widths", metavar="0,1,3", help="How many drafts a step may verify; else every number to K."),
-    ] = None,
-    config_file: Annotated[
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="OUT", help="Where the bundle goes.", rich_help_panel=OUTPUT)
+    ],
+    dump_passes: Annotated[
         Path | None,
         typer.Option(
-            "--config-file", metavar="FILE", help="A .json or .toml file of the settings below; flags override it."
+            "--dump-passes", metavar="DIR", help="Write the graph after every pass there.", rich_help_panel=OUTPUT
         ),
     ] = None,
-    section_name: Annotated[
-        str | None, typer.Option("--section-name", metavar="S", help="The section of that file to read.")
-    ] = None,
-    dump_passes: Annotated[
-        Path | None, typer.Option("--dump-passes", metavar="DIR", help="Write the graph after every pass there.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another bundle at OUT.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace another bundle at OUT.", rich_help_panel=OUTPUT)
+    ] = False,
     **settings: str | bool | None,
 ) -> None:
     """Parses what is text, builds, and prints one line about the bundle."""
@@ -94,9 +135,8 @@ def _speculative(settings: dict[str, str | bool | None], file: Path | None, sect
     """The settings of the file, and over them those of the command line."""
     if file is None and section is not None:
         raise UsageError("--section-name is the section of a --config-file, and none is given")
-    read = SpeculativeConfig() if file is None else SpeculativeConfig.from_file(file, section)
-    given = {name: value for name, value in settings.items() if value is not None}
-    return {**read.model_dump(include=read.model_fields_set), **given}
+    read = {} if file is None else SpeculativeConfig.settings_in_file(file, section)
+    return {**read, **{name: value for name, value in settings.items() if value is not None}}
 
 
 def _parse_widths(text: str) -> tuple[int, ...]:

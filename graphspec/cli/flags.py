@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from types import UnionType
@@ -14,16 +14,34 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get
 import typer
 from pydantic import BaseModel
 
+from .help import PAIR
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Model = Annotated[str, typer.Option("--model", metavar="M", help="The target: a directory, a .gguf file or a hub id.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="M", help="The target: a directory, a .gguf file or a hub id.", rich_help_panel=PAIR
+    ),
+]
 Draft = Annotated[
     str | None,
-    typer.Option("--draft-model-path", metavar="D", help="The draft, of the same kinds; none for prompt lookup."),
+    typer.Option(
+        "--draft-model-path",
+        metavar="D",
+        help="The draft, of the same kinds; none for prompt lookup.",
+        rich_help_panel=PAIR,
+    ),
 ]
 Arch = Annotated[
-    str | None, typer.Option("--arch", metavar="NAME", help="The architecture to insist on; else the pair decides.")
+    str | None,
+    typer.Option(
+        "--arch",
+        metavar="NAME",
+        help="The architecture to insist on; else the pair decides.",
+        rich_help_panel=PAIR,
+    ),
 ]
 ArchModules = Annotated[
     list[str] | None,
@@ -31,9 +49,10 @@ ArchModules = Annotated[
         "--arch-module",
         metavar="MODULE",
         help="A Python module that declares architectures, on the Python path or below this folder. Repeatable.",
+        rich_help_panel=PAIR,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 
 _DEBUG = inspect.Parameter(
     "debug",
@@ -55,12 +74,15 @@ def deferred(function: Callable[..., None]) -> Callable[..., Callable[[], None]]
     return bound
 
 
-def with_settings(model: type[BaseModel]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Replaces a command's `**settings` by one flag for each field of `model`; None is a flag not given."""
+def with_settings(
+    model: type[BaseModel], unsupported: Mapping[str, str], *, panel: str
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Replaces a command's `**settings` by one flag for each field of `model`; None is a flag not given. Help says
+    which fields, or which of their values, are `unsupported`."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         own = inspect.signature(function, eval_str=True).parameters.values()
-        _declare(function, [p for p in own if p.kind is not p.VAR_KEYWORD] + _settings(model))
+        _declare(function, [p for p in own if p.kind is not p.VAR_KEYWORD] + _settings(model, unsupported, panel))
         return function
 
     return decorate
@@ -73,27 +95,33 @@ def _declare(function: Callable[..., object], parameters: Sequence[inspect.Param
     function.__annotations__ = annotations
 
 
-def _settings(model: type[BaseModel]) -> list[inspect.Parameter]:
+def _settings(model: type[BaseModel], unsupported: Mapping[str, str], panel: str) -> list[inspect.Parameter]:
     described = _descriptions(model)
+    if described:
+        described |= {name: f"{described[name]} {_remark(values)}" for name, values in unsupported.items()}
     return [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=_flag(name, field.annotation, described.get(name, ""), field.default),
+            annotation=_flag(name, field.annotation, described.get(name, ""), field.default, panel),
         )
         for name, field in model.model_fields.items()
     ]
 
 
-def _flag(name: str, annotation: object, description: str, default: object) -> Any:
+def _remark(values: str) -> str:
+    return f"({f'{values}: ' if values else ''}not supported by any architecture yet)"
+
+
+def _flag(name: str, annotation: object, description: str, default: object, panel: str) -> Any:
     flag, allowed = "--" + name.replace("_", "-"), _allowed(annotation)
     if bool in allowed:
         both = f"{flag}/--no-{flag[2:]}"
-        return Annotated[bool | None, typer.Option(both, help=description, show_default=False)]
+        return Annotated[bool | None, typer.Option(both, help=description, show_default=False, rich_help_panel=panel)]
     # The model reads text and says what is wrong with it, so that a file, a call and a flag are told the same.
     text = description if default is None else f"{description} [default: {default}]"
-    return Annotated[str | None, typer.Option(flag, metavar=_metavar(allowed), help=text)]
+    return Annotated[str | None, typer.Option(flag, metavar=_metavar(allowed), help=text, rich_help_panel=panel)]
 
 
 def _allowed(annotation: object) -> list[object]:

@@ -12,6 +12,7 @@ import typer
 
 from .answers import Answer, Writer, as_object, totals, write_json
 from .errors import UsageError
+from .help import ENDS, MACHINE, OUTPUT, PROMPT, SAMPLING, SPECULATION
 from .progress import stages
 from .prompts import prompt_ids, read_prompts
 
@@ -25,44 +26,81 @@ def generate(
     *,
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE")],
     prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", metavar="TEXT", help="A prompt; - reads stdin. Repeatable: a batch.")
+        list[str] | None,
+        typer.Option(
+            "--prompt", metavar="TEXT", help="A prompt; - reads stdin. Repeatable: a batch.", rich_help_panel=PROMPT
+        ),
     ] = None,
     prompt_file: Annotated[
         list[str] | None,
-        typer.Option("--prompt-file", metavar="F", help="A UTF-8 file with a prompt; - reads stdin. Repeatable."),
+        typer.Option(
+            "--prompt-file",
+            metavar="F",
+            help="A UTF-8 file with a prompt; - reads stdin. Repeatable.",
+            rich_help_panel=PROMPT,
+        ),
     ] = None,
     chat: Annotated[
         bool | None,
-        typer.Option("--chat/--raw", help="Through the chat template or not; else they do if there is one."),
+        typer.Option(
+            "--chat/--raw",
+            help="Through the chat template or not; else they do if there is one.",
+            rich_help_panel=PROMPT,
+        ),
     ] = None,
-    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The chat's system message.")] = None,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", metavar="N", help="Or fewer, where the bundle ends.")
-    ] = 256,
-    min_tokens: Annotated[int, typer.Option("--min-tokens", metavar="N", help="Nothing stops before.")] = 0,
-    temperature: Annotated[float, typer.Option("--temperature", metavar="X", help="0: the likeliest token.")] = 0.0,
-    top_k: Annotated[int, typer.Option("--top-k", metavar="N", help="The N likeliest tokens; 0: all.")] = 0,
+    system: Annotated[
+        str | None,
+        typer.Option("--system", metavar="TEXT", help="The chat's system message.", rich_help_panel=PROMPT),
+    ] = None,
+    temperature: Annotated[
+        float,
+        typer.Option("--temperature", metavar="X", help="0: the likeliest token.", rich_help_panel=SAMPLING),
+    ] = 0.0,
+    top_k: Annotated[
+        int, typer.Option("--top-k", metavar="N", help="The N likeliest tokens; 0: all.", rich_help_panel=SAMPLING)
+    ] = 0,
     top_p: Annotated[
-        float, typer.Option("--top-p", metavar="X", help="The likeliest tokens that make up this share.")
+        float,
+        typer.Option(
+            "--top-p", metavar="X", help="The likeliest tokens that make up this share.", rich_help_panel=SAMPLING
+        ),
     ] = 1.0,
     min_p: Annotated[
-        float, typer.Option("--min-p", metavar="X", help="Tokens at least X times as likely as the likeliest.")
+        float,
+        typer.Option(
+            "--min-p", metavar="X", help="Tokens at least X times as likely as the likeliest.", rich_help_panel=SAMPLING
+        ),
     ] = 0.0,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Else a new one each time.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Else a new one each time.", rich_help_panel=SAMPLING)
+    ] = None,
+    max_new_tokens: Annotated[
+        int,
+        typer.Option("--max-new-tokens", metavar="N", help="Or fewer, where the bundle ends.", rich_help_panel=ENDS),
+    ] = 256,
+    min_tokens: Annotated[
+        int, typer.Option("--min-tokens", metavar="N", help="Nothing stops before.", rich_help_panel=ENDS)
+    ] = 0,
     stop: Annotated[
         list[str] | None,
-        typer.Option("--stop", metavar="TEXT", help="Ends before this text. Repeatable."),
+        typer.Option("--stop", metavar="TEXT", help="Ends before this text. Repeatable.", rich_help_panel=ENDS),
     ] = None,
     stop_token_id: Annotated[
         list[int] | None,
-        typer.Option("--stop-token-id", metavar="ID", help="Ends at it. Repeatable."),
+        typer.Option("--stop-token-id", metavar="ID", help="Ends at it. Repeatable.", rich_help_panel=ENDS),
     ] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the answer.")] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the end of the answer.", rich_help_panel=ENDS)
+    ] = False,
     width: Annotated[
         int | None,
-        typer.Option("--width", metavar="W", help="Drafts verified in a step; else the widest."),
+        typer.Option(
+            "--width", metavar="W", help="Drafts verified in a step; else the widest.", rich_help_panel=SPECULATION
+        ),
     ] = None,
-    no_speculation: Annotated[bool, typer.Option("--no-speculation", help="The same as --width 0.")] = False,
+    no_speculation: Annotated[
+        bool, typer.Option("--no-speculation", help="The same as --width 0.", rich_help_panel=SPECULATION)
+    ] = False,
     max_batch_size: Annotated[
         int | None,
         typer.Option(
@@ -70,14 +108,31 @@ def generate(
             min=1,
             metavar="B",
             help="Prompts in a step; else the bundle's.",
+            rich_help_panel=MACHINE,
         ),
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option("--threads", min=1, metavar="N", help="Else one for each core."),
+        typer.Option(
+            "--threads",
+            min=1,
+            metavar="N",
+            help="At most the fewer of this machine's cores and the target's key/value heads: with more, an "
+            "answer would depend on what shares its steps. Else that many.",
+            rich_help_panel=MACHINE,
+        ),
     ] = None,
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="Trust the bundle's files.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON when all is done, and nothing else.")] = False,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Trust the bundle's files.", rich_help_panel=MACHINE)
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="When all is done, print one line of JSON on stdout, and nothing else there.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
 ) -> None:
     """Text on stdout as it is made; acceptance and speed on stderr."""
     if no_speculation and width is not None:

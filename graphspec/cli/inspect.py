@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from graphspec.bundle import read_manifest
+from graphspec.bundle import read_manifest, rebuild_command
 from graphspec.manifest import summary
 
 from .flags import AsJson
@@ -20,7 +20,8 @@ def inspect(*, bundle: Annotated[Path, typer.Argument(metavar="BUNDLE")], as_jso
     if as_json:
         typer.echo(json.dumps(manifest.model_dump(mode="json"), indent=2))
         return
-    rows = summary(manifest)
+    # The manifest names the place it was built at; it may have been copied since.
+    rows = [*summary(manifest), ("rebuild with", rebuild_command(manifest.build_command, bundle))]
     margin = max(len(label) for label, _ in rows)
     for label, value in rows:
         typer.echo(f"{label:{margin}}  {value}")

@@ -128,6 +128,26 @@ def test_rope_scaling_in_both_spellings(tmp_path: Path, kind: str, old_spelling:
     check(load_twin(tmp_path), 8)
 
 
+OTHER_ROPE = {"rope_type": "linear", "factor": 4.0, "rope_theta": 321.0}
+
+
+@pytest.mark.parametrize("theta", [None, 777.0])
+@pytest.mark.parametrize("inner", [None, 555.0], ids=["no theta inside", "theta inside"])
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn", "nothing"])
+def test_of_two_rope_fields_the_one_that_transformers_reads_holds(
+    tmp_path: Path, kind: str, inner: float | None, theta: float | None
+) -> None:
+    scaling = {key: value for key, value in ROPES.get(kind, {}).items() if key != "rope_theta"}
+    if inner is not None and scaling:
+        scaling["rope_theta"] = inner
+    tiny.save_llama(tmp_path, layers=2, rope_parameters=dict(OTHER_ROPE))
+    edit_config(tmp_path, lambda config: config.update(rope_scaling=scaling or None))
+    if theta is not None:
+        edit_config(tmp_path, lambda config: config.update(rope_theta=theta))
+    assert json.loads((tmp_path / "config.json").read_text())["rope_parameters"]["factor"] == 4.0
+    check(load_twin(tmp_path), 8)
+
+
 def test_a_head_dimension_that_is_not_given_is_hidden_over_heads(tmp_path: Path) -> None:
     tiny.save_llama(tmp_path, layers=2)
     edit_config(tmp_path, lambda config: config.pop("head_dim"))

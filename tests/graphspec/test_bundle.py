@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -23,15 +24,20 @@ from graphspec.bundle import (
     input_key,
     open_bundle,
     read_manifest,
+    rebuild_command,
     verify_bundle,
 )
 from graphspec.errors import BundleError
 from graphspec.manifest import Backend, Manifest
 
 ARTIFACT = Path(__file__).parent / "artifacts" / "format-1"
-REBUILD = "rebuild it with: graphspec build --model target --draft-model-path draft -o format-1"
 FILES = ("graphs/step.onnx", "tokenizer/tokenizer.json", "weights/model.safetensors")
 Edit = Callable[[dict[str, Any]], object]
+
+
+def rebuild(bundle: Path) -> str:
+    """The artifact says `-o format-1`; what is said of a copy names where it lies."""
+    return f"rebuild it with: graphspec build --model target --draft-model-path draft -o {bundle} --overwrite"
 
 
 @pytest.fixture
@@ -103,7 +109,7 @@ def test_any_flipped_byte_of_a_file_is_found(file: str, where: int, flip: int) -
         (bundle / file).write_bytes(data)
         said = refusal(bundle)
     assert f"is damaged: {file} has sha256" in said
-    assert REBUILD in said
+    assert rebuild(bundle) in said
 
 
 @settings(max_examples=100, deadline=None)
@@ -140,7 +146,7 @@ def test_a_missing_file_is_named(bundle: Path) -> None:
     (bundle / "tokenizer/tokenizer.json").unlink()
     said = refusal(bundle)
     assert "is damaged: tokenizer/tokenizer.json is missing; " in said
-    assert REBUILD in said
+    assert rebuild(bundle) in said
 
 
 def test_an_added_file_is_named_on_one_line(bundle: Path) -> None:
@@ -244,7 +250,7 @@ def test_another_format_is_refused_by_name(bundle: Path, number: int) -> None:
     edit(bundle, lambda raw: raw.update(format=number, graphspec_version="9.1.0", invented={"a": 1}))
     assert refusal(bundle) == (
         f"{bundle} was written by graphspec 9.1.0 in bundle format {number}, and this graphspec {__version__} "
-        f"reads format 1: install graphspec 9.1.0, or {REBUILD}"
+        f"reads format 1: install graphspec 9.1.0, or {rebuild(bundle)}"
     )
 
 
@@ -262,7 +268,7 @@ def test_unknown_fields_are_named_and_laid_to_a_newer_graphspec(bundle: Path) ->
     said = refusal(bundle)
     assert f"has fields that graphspec {__version__} does not know: graphs.0.stream, rng_algorithm." in said
     assert "A newer graphspec probably wrote it (it says 0.9.0): install that version" in said
-    assert REBUILD in said
+    assert rebuild(bundle) in said
 
 
 @pytest.mark.parametrize(
@@ -294,7 +300,7 @@ def test_an_invalid_manifest_is_refused_with_the_field(bundle: Path, change: Edi
 )
 def test_a_valid_change_by_hand_is_refused(bundle: Path, change: Edit) -> None:
     edit(bundle, change, seal=False)
-    assert f"manifest.json was changed after the bundle was written; {REBUILD}" in refusal(bundle)
+    assert f"manifest.json was changed after the bundle was written; {rebuild(bundle)}" in refusal(bundle)
 
 
 def host(backend: Backend = "onnxruntime", version: str = "1.32.0", *classes: str) -> Host:
@@ -309,7 +315,7 @@ def test_a_newer_library_than_the_oldest_named_runs_the_bundle(bundle: Path, ver
 def test_an_older_library_is_refused(bundle: Path) -> None:
     said = refusal(bundle, host=host(version="1.31.2"))
     assert "was built for onnxruntime 1.32 or newer, and this server has 1.31.2: install that version" in said
-    assert REBUILD in said
+    assert rebuild(bundle) in said
 
 
 @pytest.mark.parametrize("version", ["1.31.9", "1.32.1", "1.33"])
@@ -321,7 +327,7 @@ def test_without_an_oldest_version_only_the_same_one_runs(bundle: Path, version:
 
 def test_another_backend_is_refused(bundle: Path) -> None:
     said = refusal(bundle, host=host("tensorrt", "11.4"))
-    assert f"was built for onnxruntime, and this server runs tensorrt; {REBUILD}" in said
+    assert f"was built for onnxruntime, and this server runs tensorrt; {rebuild(bundle)}" in said
 
 
 def test_another_device_is_refused(bundle: Path) -> None:
@@ -386,3 +392,17 @@ def test_a_manifest_that_was_not_written_has_no_checksum() -> None:
     raw = json.loads((ARTIFACT / MANIFEST).read_text())
     del raw["checksum"]
     assert Manifest.model_validate(raw).checksum == ""
+
+
+def test_the_rebuild_command_names_where_the_bundle_lies_now(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = bundle.rename(bundle.with_name("moved here"))
+    monkeypatch.chdir(moved.parent)
+    (moved / FILES[0]).unlink()
+    said = refusal(Path(moved.name))
+    program, *args = shlex.split(said.partition("rebuild it with: ")[2])
+    assert (program, args[-3:]) == ("graphspec", ["-o", str(moved), "--overwrite"])
+
+
+@pytest.mark.parametrize("command", ["make bundle", "graphspec build -o", "graphspec 'build", ""])
+def test_a_command_that_is_not_ours_is_left_as_it_is(command: str, tmp_path: Path) -> None:
+    assert rebuild_command(command, tmp_path) == command

@@ -20,7 +20,7 @@ def test_inspect_shows_what_the_manifest_says(bundle: Path, run: Command) -> Non
     rows = {label.strip(): value.strip() for label, value in rows.items()}
     assert rows["architecture"] == "UnifiedNgramLlama3ForCausalLM"
     assert rows["widths"] == "0, 3"
-    assert rows["rebuild with"] == read_manifest(bundle).build_command
+    assert rows["rebuild with"] == read_manifest(bundle).build_command + " --overwrite"
 
 
 def test_inspect_prints_the_manifest_as_json(bundle: Path, run: Command) -> None:

@@ -16,7 +16,8 @@ import graphspec
 from graphspec.cli import COMMANDS, application
 from graphspec.cli.errors import UsageError, guarded
 from graphspec.errors import CheckpointError, ConfigError
-from graphspec.speculative_config import SpeculativeConfig
+from graphspec.registry import registered
+from graphspec.speculative_config import SpeculativeConfig, unsupported
 
 SETTINGS = " ".join("--" + name.replace("_", "-") for name in SpeculativeConfig.model_fields)
 OPTIONS = {
@@ -64,6 +65,40 @@ def test_every_option_says_what_it_is() -> None:
         if parameter.param_type_name == "option" and not parameter.help
     ]
     assert silent == []
+
+
+def test_build_help_is_in_panels_and_marks_what_no_architecture_supports(run: Command) -> None:
+    help_text = run("build", "--help").out
+    panels = [line for line in help_text.splitlines() if line and not line.startswith((" ", "Usage"))]
+    assert panels == ["Pair:", "Speculation:", "Numerics and limits:", "Output:", "Other:"]
+    marked = {name for name in SpeculativeConfig.model_fields if "not supported by any" in described("build", name)}
+    assert marked == unsupported(registered()).keys()
+    assert "(sampled: not supported by any architecture yet)" in described("build", "draft_proposal")
+    assert max(map(len, help_text.splitlines())) <= 90  # nothing is cut short, little wraps
+
+
+def described(command: str, option: str) -> str:
+    """What --help says of an option, on one line."""
+    (parameter,) = (parameter for parameter in parameters(command) if parameter.name == option)
+    return str(parameter.help)
+
+
+def test_every_option_of_generate_has_a_panel_and_limits_are_told() -> None:
+    without = [p.opts[0] for p in parameters("generate") if p.param_type_name == "option" and not p.rich_help_panel]
+    assert without == ["--debug"]
+    assert "key/value heads" in described("generate", "threads")
+    assert "nothing else there" in described("generate", "as_json")
+    assert "disables" not in described("build", "speculative_method")
+    assert '[{"batch_start": 1' in described("build", "num_speculative_tokens_per_batch_size")
+
+
+def test_a_broken_plug_in_does_not_take_the_help_away(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> tuple[()]:
+        raise ImportError("no module of that name")
+
+    monkeypatch.setattr("graphspec.registry.registered", broken)
+    monkeypatch.delitem(sys.modules, "graphspec.cli.build")
+    assert "--num-speculative-tokens" in run("build", "--help").out
 
 
 def test_help_loads_no_backend_no_torch_and_no_model() -> None:

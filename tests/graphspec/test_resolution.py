@@ -61,6 +61,7 @@ def model(name: str, architecture: str, model_type: str, layers: int = 8) -> Fak
     return FakeCheckpoint(name, config, shapes)
 
 
+TAPS = "eagle_aux_hidden_state_layer_ids"
 LLAMA = model("llama", "LlamaForCausalLM", "llama")
 QWEN = model("qwen", "Qwen3ForCausalLM", "qwen3")
 SMALL_LLAMA = model("small", "LlamaForCausalLM", "llama", layers=2)
@@ -318,9 +319,12 @@ def test_a_target_with_mtp_layers_never_falls_back_to_prompt_lookup() -> None:
             EAGLE_3.but(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3]}),
             "its fc reads 3 target layers and its config names 2",
         ),
-        (EAGLE_3.but(eagle_aux_hidden_state_layer_ids=[2, 4, 9]), "it reads target layers [9] and the target has 8"),
-        (EAGLE_3.but(eagle_aux_hidden_state_layer_ids=[-1, 4, 5]), "it reads target layers [-1]"),
-        (EAGLE_3.but(eagle_aux_hidden_state_layer_ids=[1, "x", 5]), "it reads target layers ['x']"),
+        (EAGLE_3.but(eagle_aux_hidden_state_layer_ids=[2, 4, 9]), f"its {TAPS} names [9], and the target has 8 layers"),
+        (EAGLE_3.but(eagle_aux_hidden_state_layer_ids=[-1, 4, 5]), f"its {TAPS} names [-1], and the target"),
+        (EAGLE_3.but(eagle_aux_hidden_state_layer_ids=[1, "x", 5]), f"its {TAPS} names ['x'], and the target"),
+        (EAGLE_3.but(target_layer_ids=[1, 3, 4]), "names target layers in target_layer_ids, which is not read"),
+        (EAGLE_3.but(eagle_config={"target_layer_ids": [1]}), "in eagle_config.target_layer_ids, which is not read"),
+        (EAGLE_3.but(dflash_config={"target_layer_ids": [-1]}), "in dflash_config.target_layer_ids, which is not read"),
         (EAGLE_3.but(without=["fc.weight"]), "it has no fc.weight"),
         (EAGLE_3.but(hidden_size=32), "its hidden size is 32 and the target's is 64"),
         (EAGLE_3.but(target_hidden_size=48), "it was trained for hidden size 48 and the target's is 64"),

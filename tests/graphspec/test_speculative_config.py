@@ -12,10 +12,13 @@ from pydantic import ValidationError
 from graphspec.architecture import Architecture, Capability, DrafterKind, TargetKind
 from graphspec.errors import ConfigError, UnsupportedError
 from graphspec.speculative_config import (
+    METHOD_OF,
     METHODS,
     SpeculativeConfig,
+    refuse_other_methods,
     refuse_unsupported,
     required_machinery,
+    unsupported,
 )
 from graphspec.verify_width import VerifyWidthRange, scheduled_width
 
@@ -124,7 +127,11 @@ def test_each_method_answers_what_it_is(method: str | None, true: set[str]) -> N
     ("field", "value", "says"),
     [
         ("speculative_method", "egle", "'eagle', 'eagle3', 'mtp'"),
-        ("num_speculative_tokens", 0, "at least 1, got 0; to decode without speculation"),
+        (
+            "num_speculative_tokens",
+            0,
+            "at least 1, got 0; every bundle can answer without speculation: `graphspec generate --no-spec",
+        ),
         ("num_speculative_tokens", -3, "at least 1"),
         ("num_speculative_tokens", True, "whole number"),
         ("num_speculative_tokens", "many", "valid integer"),
@@ -281,6 +288,9 @@ def test_a_schedule_may_be_given_as_objects() -> None:
     assert config.verify_width_schedule == [(1, 1, 1)]
 
 
+FORM = '[{"batch_start": 1, "batch_end": 8, "num_tokens": 3}, …]'
+
+
 @pytest.mark.parametrize(
     ("schedule", "says"),
     [
@@ -291,10 +301,14 @@ def test_a_schedule_may_be_given_as_objects() -> None:
         (ranges((1, 4, -1)), "ask to verify -1 tokens"),
         (ranges((1, 4, 1), (4, 8, 1)), "1 to 4 and 4 to 8 overlap"),
         (ranges((1, 8, 1), (2, 3, 1)), "overlap"),
-        ([{"batch_start": 1, "batch_end": 2}], "num_tokens is missing"),
+        ([{"batch_start": 1, "batch_end": 2}], f"num_tokens is missing; write it as {FORM}"),
         ([{"batch_start": 1, "batch_end": 2, "num_token": 2, "num_tokens": 1}], "did you mean num_tokens?"),
         ("[{", "not valid JSON"),
-        ("3", "got 3"),
+        ("3", f"3 is not a list of ranges; write it as {FORM}"),
+        (3, f"3 is not a list of ranges; write it as {FORM}"),
+        ([1, 2], f"[1, 2] is not a list of ranges; write it as {FORM}"),
+        ('{"batch_start": 1}', f"is not a list of ranges; write it as {FORM}"),
+        ("1,8,3", f"write it as {FORM}"),
     ],
 )
 def test_an_unusable_schedule_is_refused(schedule: object, says: str) -> None:
@@ -394,6 +408,35 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         SpeculativeConfig.from_file(tmp_path / "missing.json")
 
 
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"num_speculative_tokens": 5}, {"ngram_max": 2, "logit_penalties": True}, {"relaxed_topk": 3}],
+    ids=str,
+)
+def test_a_file_may_leave_the_method_to_the_pair(tmp_path: Path, values: dict[str, object]) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps({"fast": {**values, "synthetic_acceptance_rate": None}}))
+    assert SpeculativeConfig.settings_in_file(path, "fast") == values
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens must be at least 1, got 0"),
+        ({"num_tokens": 3}, "num_tokens is not a known setting"),
+        ({"relaxed_topk": "many"}, "relaxed_topk: input should be a valid integer"),
+    ],
+)
+def test_a_value_of_a_file_that_is_wrong_by_itself_is_told_with_the_file(
+    tmp_path: Path, values: dict[str, object], says: str
+) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(ConfigError) as caught:
+        SpeculativeConfig.settings_in_file(path)
+    assert str(caught.value).startswith(f"{path}: {says}")
+
+
 MACHINERY: list[tuple[dict[str, Any], str, Capability]] = [
     ({"use_greedy_acceptance": True}, "--use-greedy-acceptance", "greedy_acceptance"),
     ({"draft_proposal": "sampled"}, "--draft-proposal", "sampled_proposal"),
@@ -468,3 +511,36 @@ def test_an_architecture_that_has_the_machinery_refuses_nothing() -> None:
     config = SpeculativeConfig(speculative_method="eagle", use_greedy_acceptance=True)
     refuse_unsupported(config, architecture("greedy_acceptance"))
     refuse_unsupported(SpeculativeConfig(speculative_method="eagle"), architecture())
+
+
+@pytest.mark.parametrize("value", [1, 3, "2"], ids=str)
+@pytest.mark.parametrize("name", METHOD_OF)
+def test_a_setting_of_another_method_is_refused_whatever_its_value(name: str, value: object) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        refuse_other_methods({name: value, "num_speculative_tokens": 2}, architecture())
+    flag = "--" + name.replace("_", "-")
+    assert str(caught.value).startswith(f"{flag} is not supported by architecture UnifiedEagleTForCausalLM (it is for ")
+    refuse_other_methods({name: None, "num_speculative_tokens": 2}, architecture())
+
+
+def test_every_setting_of_one_method_is_known_as_one() -> None:
+    """A new field whose name starts with a method's belongs there."""
+    named = {name: name.partition("_")[0] for name in SpeculativeConfig.model_fields}
+    assert {name: method for name, method in named.items() if method in METHODS} == METHOD_OF
+
+
+def test_what_no_architecture_can_honour_is_known_by_field() -> None:
+    found = unsupported([architecture("greedy_acceptance", "penalties", "width_schedule")])
+    assert found == {
+        "speculative_method": "eagle3, mtp, dflash, dflash2, dspark, standalone, ngram, medusa",
+        "adaptive_speculative_widths": "",
+        "adaptive_speculative_min_batch_size": "",
+        "num_speculative_tokens_mixed_batch": "",
+        "synthetic_acceptance_rate": "",
+        "use_relaxed_acceptance_for_thinking": "",
+        "relaxed_topk": "",
+        "relaxed_delta": "",
+        "draft_proposal": "sampled",
+        "draft_head_parallelism": "replica",
+        "draft_probs_layout": "replica",
+    }

@@ -23,7 +23,7 @@ from graphspec import staging as staging_module
 from graphspec.bundle import MANIFEST, open_bundle, verify_bundle
 from graphspec.errors import BuildError, BundleError, CheckpointError
 from graphspec.manifest import Manifest
-from graphspec.staging import Stage, staging
+from graphspec.staging import Stage, check_dump_folder, check_place, staging
 
 ARTIFACT = Path(__file__).parent / "artifacts" / "format-1"
 OLD, NEW = "0" * 64, "1" * 64
@@ -237,15 +237,21 @@ def test_a_damaged_bundle_is_replaced(old: Path) -> None:
 
 def test_a_folder_that_is_no_bundle_is_never_replaced(out: Path) -> None:
     (out / "thesis").mkdir(parents=True)
-    assert "out is not a bundle: it has no manifest.json; choose another place" in refusal(out)
+    with pytest.raises(BuildError, match="out exists and is not a bundle"):
+        check_place(out)
+    for overwrite in (False, True):  # never "pass --overwrite", which would not help
+        said = refusal(out, overwrite=overwrite)
+        assert "out exists and is not a bundle: it has no manifest.json; choose another place" in said
     (out / MANIFEST).write_text('{"name": "a web app"}')
-    assert "out is not a bundle: its manifest.json is not an object with a format number" in refusal(out)
+    assert "out exists and is not a bundle: its manifest.json is not an object with a format number" in refusal(out)
     assert sorted(os.listdir(out)) == [MANIFEST, "thesis"]
 
 
 def test_a_bundle_with_somebodys_files_in_it_is_never_replaced(old: Path) -> None:
     (old / "graphs/notes.txt").write_text("mine")
-    said = refusal(old)
+    said = refusal(old, overwrite=False)
+    assert "--overwrite" not in said
+    assert said == refusal(old)
     assert "out holds files its manifest does not list, which replacing it would delete: graphs/notes.txt" in said
     assert (old / "graphs/notes.txt").read_text() == "mine"
 
@@ -289,6 +295,69 @@ def test_a_place_that_cannot_be_written_is_told(out: Path) -> None:
     out.write_text("a file")
     assert "out/inner cannot be written: Not a directory" in refusal(out / "inner")
     assert "cannot be written: File name too long" in refusal(out.parent / ("x" * 250))
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_folder_that_may_not_be_written_is_not_called_full(
+    out: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object, *_: object) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(BuildError) as caught, staging(out, needed_bytes=1 << 70):
+        pytest.fail("the work began")
+    assert f"out cannot be written: {os.strerror(code)} in {out.parent}; choose another" in str(caught.value)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="this system has no /proc")
+@pytest.mark.parametrize("name", ["/proc/out", "/proc/deeper/out"])
+def test_a_file_system_that_takes_no_files_is_not_called_full(name: str) -> None:
+    with pytest.raises(BuildError) as caught, staging(Path(name), needed_bytes=1000):
+        pytest.fail("the work began")
+    assert str(caught.value) == f"{name} cannot be written: nothing can be made in /proc; choose another place"
+
+
+def test_a_full_disk_elsewhere_is_not_called_the_bundles(out: Path, tmp_path: Path) -> None:
+    """--dump-passes may go to another disk."""
+
+    def work(_: Stage) -> None:
+        run_dump(tmp_path / "passes", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    with pytest.raises(BuildError) as caught:
+        attempt(out, work)
+    said = str(caught.value)
+    assert said.startswith(f"--dump-passes {tmp_path / 'passes'}: 00_nothing.onnx cannot be written: disk full")
+
+
+def run_dump(folder: Path, failure: OSError) -> None:
+    """A compiler pass whose dump fails."""
+    from graphspec.export import pipeline
+
+    with pytest.MonkeyPatch.context() as patch:
+
+        def write(*_: object) -> None:
+            raise failure
+
+        patch.setattr(pipeline, "write_without_weights", write)
+        nothing = pipeline.Pass("nothing", lambda _: None)
+        pipeline.run_passes(None, [nothing], on_pass=lambda _: None, dump=folder)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", ["notes", "notes/passes", "notes/a/b"])
+def test_a_dump_folder_that_cannot_be_one_is_told_before_the_work(tmp_path: Path, place: str) -> None:
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(BuildError, match=r"^--dump-passes .*: .*notes: not a folder; choose another folder"):
+        check_dump_folder(tmp_path / place)
+
+
+@pytest.mark.parametrize("place", ["passes", "passes/a/b"])
+def test_a_dump_folder_may_be_missing(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_dump_folder(tmp_path / place)
+    assert os.listdir(tmp_path) == []
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(BuildError, match=r"^--dump-passes .* cannot be written: .*: permission denied"):
+        check_dump_folder(tmp_path / place)
 
 
 class Interrupted:
