@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -58,7 +58,8 @@ def build(
     """
     _check_backend(backend)
     numeric = _checked_encoding(encoding)
-    _check_counts(max_length, max_batch_size, widths)
+    _check_counts(max_length, max_batch_size)
+    verified = None if widths is None else _checked_widths(widths)
     place, dump = _checked_path("out", out), None if dump_passes is None else _checked_path("dump_passes", dump_passes)
     method = _early_method(speculative)
     require_libraries()
@@ -77,19 +78,19 @@ def build(
         encoding=numeric,
         max_length=max_length,
         max_batch_size=max_batch_size,
-        widths=None if widths is None else tuple(widths),
+        widths=verified,
         dump_passes=dump,
         command=_command(
             {
-                "model": _anywhere(model),
-                "draft_model_path": None if draft_model_path is None else _anywhere(draft_model_path),
+                "model": named_anywhere(model),
+                "draft_model_path": None if draft_model_path is None else named_anywhere(draft_model_path),
                 "arch": arch,
                 "arch_module": list(arch_modules),
                 "backend": backend if backend != DEFAULT_BACKEND else None,
                 "encoding": encoding,
                 "max_length": max_length,
                 "max_batch_size": max_batch_size if max_batch_size != DEFAULT_MAX_BATCH_SIZE else None,
-                "widths": None if widths is None else ",".join(map(str, widths)),
+                "widths": None if verified is None else ",".join(map(str, verified)),
                 **{name: value for name, value in speculative.items() if value != _default(name)},
                 "out": os.path.abspath(place),
             }
@@ -144,12 +145,10 @@ def _checked_encoding(encoding: str) -> Encoding:
     return encoding
 
 
-def _check_counts(max_length: int | None, max_batch_size: int, widths: Sequence[int] | None) -> None:
+def _check_counts(max_length: int | None, max_batch_size: int) -> None:
     for flag, value in (("--max-length", max_length), ("--max-batch-size", max_batch_size)):
         if not _is_integer(value) and not (value is None and flag == "--max-length"):
             raise ConfigError(f"{flag} {value!r}: it must be an integer")
-    if widths is not None and (isinstance(widths, str) or not all(map(_is_integer, _items(widths)))):
-        raise ConfigError(f"--widths {widths!r}: it must be a list of integers such as 0, 1, 3")
     if max_length is not None and max_length < 2:
         raise ConfigError(f"--max-length {max_length}: a request needs a prompt token and an answer, so at least 2")
     if max_batch_size < 1:
@@ -160,9 +159,11 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _items(values: object) -> Sequence[object]:
-    """What is in a list; what is none has no integers in it."""
-    return values if isinstance(values, Sequence) else [None]
+def _checked_widths(widths: object) -> tuple[int, ...]:
+    items = tuple(widths) if isinstance(widths, Iterable) and not isinstance(widths, str) else (None,)
+    if not all(map(_is_integer, items)):
+        raise ConfigError(f"--widths {widths!r}: it must be a list of integers such as 0, 1, 3")
+    return cast("tuple[int, ...]", items)
 
 
 def _checked_path(name: str, value: object) -> Path:
@@ -188,7 +189,7 @@ def _default(name: str) -> object:
     return SpeculativeConfig.model_fields[name].default
 
 
-def _anywhere(model: StrPath) -> str:
+def named_anywhere(model: StrPath) -> str:
     """The name of a model for any working directory: a hub id as it is, else an absolute path."""
     path = local_path(os.fspath(model))
     return os.path.abspath(path) if os.path.exists(path) else os.fspath(model)

@@ -299,9 +299,9 @@ def refuse_unsupported(config: SpeculativeConfig, architecture: Architecture) ->
 def refuse_other_methods(given: Mapping[str, object], architecture: Architecture) -> None:
     """UnsupportedError naming every setting, whatever its value, that only methods of other architectures have."""
     foreign = [
-        f"{_flag(name)} is not supported by architecture {architecture.name} (it is for method {METHOD_OF[name]})"
-        for name, value in given.items()
-        if value is not None and name in METHOD_OF and METHOD_OF[name] not in architecture.methods
+        f"{_flag(name)} is not supported by architecture {architecture.name} (it is for method {method})"
+        for name, method in METHOD_OF.items()
+        if given.get(name) is not None and method not in architecture.methods
     ]
     if foreign:
         raise UnsupportedError("; ".join(foreign) + "; drop the flag or choose another architecture")

@@ -220,9 +220,9 @@ class LoadedBundle:
         waiting, running = deque(requests), dict[int, _Request]()
         try:
             while waiting or running:
-                self._check_open()
                 for slot in self._slots.take(len(waiting)):
                     request = running[slot] = waiting.popleft()
+                    self._check_open()
                     if request.tracker.cut is None:
                         yield from self._take(request, self._prefill(slot, request, prefill_chunk).tokens(0))
                     else:  # max_new_tokens 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,14 @@ import pytest
 import reference
 import tiny
 from eager import EagerLoop, Row
+from house import HOUSE, NAME
 from reference import TargetStates
 from twins import CAPACITY, Drafts, Expected, K, Twin, check_drafts, chosen, load_step
+
+from graphspec.architectures.step import FusedStep
+from graphspec.building import resolve_pair
+from graphspec.errors import ResolutionError
+from graphspec.speculative_config import SpeculativeConfig
 
 PROMPT = (5, 93, 17, 64, 17, 101, 2)
 PROMPTS = (PROMPT, (77,), (9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 99))
@@ -49,6 +56,20 @@ def test_rows_that_accept_differently_are_drafted_for_as_if_alone(small: Twin, t
     draft = save(tmp_path, seed=5, **changes)
     step = load_step(small, draft, "standalone")
     check_drafts(step, small, PROMPTS, (3, 1, 4), _drafts_of(draft), own_drafts=2)
+
+
+def test_a_draft_of_a_family_that_only_arch_module_knows_is_loaded_as_one(small: Twin, tmp_path: Path) -> None:
+    draft = tiny.save_llama(tmp_path, seed=5, layers=2)
+    config = json.loads((draft / "config.json").read_text()) | {"architectures": [NAME], "model_type": "house"}
+    (draft / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ResolutionError):
+        resolve_pair(small.path, draft)
+    pair = resolve_pair(small.path, draft, arch_modules=["house"])
+    assert (pair.architecture.target.name, pair.draft_kind) == ("llama3", HOUSE)
+    settings = SpeculativeConfig.parse({"speculative_method": "standalone", "num_speculative_tokens": 2})
+    step = FusedStep(small.target, pair.load_drafter(small.target, settings))
+    assert step.drafter.num_draft_tokens == 2
+    assert len(step.states) == len(small.target.states) + 4  # keys and values of the draft's two layers
 
 
 @pytest.mark.parametrize("chunk", range(1, len(PROMPT) + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -16,7 +17,8 @@ import pytest
 from command_line import Command
 
 import graphspec
-from graphspec.bundle import read_manifest
+from graphspec.building import named_anywhere
+from graphspec.bundle import read_manifest, verify_bundle
 from graphspec.errors import ConfigError
 
 GRAPHSPEC = [sys.executable, "-m", "graphspec"]
@@ -63,6 +65,7 @@ def test_the_python_function_does_the_same(bundle: Path, checkpoints: Path) -> N
         on_stage=stages.append,
     )
     assert built.was_cached
+    assert repr(built) == f"Built(UnifiedNgramLlama3ForCausalLM, key {built.manifest.key[:12]}…, was_cached=True)"
     assert stages[0] == "opening checkpoints"
     with pytest.raises(ConfigError, match="num_tokens is not a known setting"):
         graphspec.build(model=checkpoints / "target", out=bundle, num_tokens=3)
@@ -78,6 +81,108 @@ def test_flags_override_the_config_file(build_args: list[str], run: Command, tmp
     result = run("build", "--config-file", file, "--section-name", "fast", *rest)
     assert (result.status, result.errors) == (0, [])
     assert "cached (" in result.out
+
+
+@pytest.mark.usefixtures("bundle")
+def test_a_number_of_drafts_in_a_file_without_a_method_is_as_good_as_the_flag(
+    build_args: list[str], run: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "k.json").write_text('{"num_speculative_tokens": 3, "ngram_max": 2}')
+    own = {"--num-speculative-tokens", "--ngram-max"}
+    pairs = [pair for pair in zip(build_args[1::2], build_args[2::2], strict=True) if pair[0] not in own]
+    result = run("build", "--config-file", tmp_path / "k.json", *(word for pair in pairs for word in pair))
+    assert (result.status, result.errors) == (0, [])
+    assert "cached (" in result.out
+
+
+@pytest.mark.parametrize("method", [None, "eagle"])
+@pytest.mark.parametrize("settings", [{"ngram_max": 2}, {"ngram_min": 1}, {"ngram_max": 3, "ngram_min": 2}], ids=str)
+def test_settings_of_another_method_are_refused_by_the_architectures_name_wherever_they_stand(
+    checkpoints: Path, tmp_path: Path, run: Command, settings: dict[str, int], method: str | None
+) -> None:
+    (tmp_path / "file.json").write_text(json.dumps(settings))
+    flags = [word for name, value in settings.items() for word in ("--" + name.replace("_", "-"), value)]
+    pair = ["--model", checkpoints / "target", "--draft-model-path", checkpoints / "eagle", "-o", tmp_path / "out"]
+    pair += ["--speculative-method", method] if method else []
+    by_flag, by_file = run("build", *pair, *flags), run("build", *pair, "--config-file", tmp_path / "file.json")
+    (line,) = by_flag.errors
+    assert (by_flag.status, by_file.status, by_file.errors) == (1, 1, [line])
+    for name in settings:
+        said = f"--{name.replace('_', '-')} is not supported by architecture UnifiedEagleLlama3ForCausalLM (it is for"
+        assert said in line
+
+
+@pytest.mark.slow
+def test_the_recorded_command_holds_in_any_folder_and_after_a_move(
+    checkpoints: Path, tmp_path: Path, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkpoints)
+    out = os.path.relpath(tmp_path / "out", checkpoints)
+    result = run("build", "--model", "target", "-o", out, "--widths", "0", "--max-length", "32")
+    assert result.status == 0, result.err
+    monkeypatch.chdir(tmp_path)
+    _, *args = shlex.split(read_manifest(tmp_path / "out").build_command)
+    assert str(checkpoints / "target") in args
+    assert "cached (" in run(*args).out
+    (tmp_path / "out").rename(tmp_path / "moved")
+    (tmp_path / "moved" / "weights" / "model.safetensors").unlink()
+    (line,) = run("verify", "moved").errors
+    _, *args = shlex.split(line.partition("rebuild it with: ")[2])
+    monkeypatch.chdir("/")
+    assert run(*args).status == 0
+    assert run("verify", tmp_path / "moved").status == 0
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_hub_id_is_recorded_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert named_anywhere("org/model") == "org/model"
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    assert named_anywhere("org/model") == str(tmp_path / "org" / "model")
+    assert named_anywhere(Path("org")) == str(tmp_path / "org")
+
+
+def stages_of(err: str) -> list[str]:
+    return [line.partition("] ")[2] for line in err.splitlines() if line.startswith("[")]
+
+
+def test_a_place_that_is_no_bundle_is_refused_before_anything_is_read(
+    checkpoints: Path, tmp_path: Path, run: Command
+) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    for more in ([], ["--overwrite"]):
+        result = run("build", "--model", checkpoints / "target", "-o", tmp_path, *more)
+        assert (result.status, stages_of(result.err)) == (1, [])
+        said = (
+            f"error: {tmp_path} exists and is not a bundle: it has no manifest.json; choose another place, or move it"
+        )
+        assert result.errors == [f"{said} away"]
+
+
+@pytest.mark.parametrize("flags", ["--encoding float32", "--max-length 300", "--max-length 257 --overwrite"])
+def test_what_can_be_known_early_is_told_before_torch_is_loaded(
+    build_args: list[str], run: Command, flags: str, bundle: Path
+) -> None:
+    at = build_args.index("--max-length")
+    args = build_args[:at] + build_args[at + 2 :] if "--max-length" in flags else build_args
+    result = run(*args, *flags.split())
+    assert result.status == 1
+    assert "loading torch" not in stages_of(result.err)
+    verify_bundle(bundle)
+
+
+def test_a_place_for_passes_that_cannot_be_written_is_told_before_anything_is_read(
+    checkpoints: Path, tmp_path: Path, run: Command
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    args = ["build", "--model", checkpoints / "target", "-o", tmp_path / "out"]
+    result = run(*args, "--dump-passes", tmp_path / "file" / "passes")
+    assert (result.status, stages_of(result.err)) == (1, [])
+    said = (
+        f"error: --dump-passes {tmp_path}/file/passes cannot be written: {tmp_path}/file: not a folder; choose another"
+    )
+    assert result.errors == [f"{said} folder"]
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_inputs_never_overwrite_a_bundle_unasked(bundle: Path, build_args: list[str], run: Command) -> None:
@@ -155,8 +260,9 @@ def test_mismatched_vocabularies_are_named_with_both_sizes(checkpoints: Path, tm
         ("--max-batch-size 0", "--max-batch-size 0: it must be at least 1"),
         ("--max-length 1", "--max-length 1"),
         ("--max-length 9999", "--max-length 9999 is more than the 256 tokens"),
+        ("--num-speculative-tokens-per-batch-size 3", '3 is not a list of ranges; write it as [{"batch_start"'),
         ("--widths 0,9", "--widths 9 is outside 0 … 4"),
-        ("--num-speculative-tokens 0", "num_speculative_tokens must be at least 1"),
+        ("--num-speculative-tokens 0", "`graphspec generate --no-speculation`"),
         ("--num-speculative-tokens many", "num_speculative_tokens: input should be a valid integer"),
         ("--speculative-method beagle", "speculative_method: input should be 'eagle'"),
         ("--speculative-method mtp", "no registered architecture serves"),
