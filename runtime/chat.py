@@ -32,7 +32,8 @@ def render_chat(
     """
     if not template:
         raise RequestError("this bundle has no chat template: use --raw and write the whole prompt yourself")
-    if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+    is_list = isinstance(messages, Sequence) and not isinstance(messages, str)
+    if not is_list or not all(isinstance(message, Mapping) for message in messages):
         said = reprlib.repr(messages)
         raise RequestError(f'the messages are {said}: give a list such as [{{"role": "user", "content": "Hello"}}]')
     compiled = _compile(template)

@@ -1,14 +1,24 @@
 """Every command and program in README.md runs, on tiny checkpoints under the names it uses."""
 
+import os
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import tiny
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+from graphspec.bundle import read_manifest
+from graphspec.cli import main
+from graphspec.manifest import Role, summary
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+ARTIFACT = Path(__file__).parent / "graphspec" / "artifacts" / "format-1"
 
 
 def blocks(language: str) -> list[str]:
@@ -60,3 +70,74 @@ def test_the_table_of_architectures_is_the_registry() -> None:
 
     shown = re.findall(r"^\| (Unified\w+) \|", README, re.M)
     assert shown == [architecture.name for architecture in registered()]
+
+
+def glossary() -> set[str]:
+    text = README.partition("## Glossary")[2].partition("\n## ")[0]
+    return set(re.findall(r"\*([a-z ]+)\*", text))
+
+
+def test_every_term_that_inspect_prints_is_in_the_glossary() -> None:
+    manifest = read_manifest(ARTIFACT)
+    labels = {label for label, _ in summary(manifest)} | {"rebuild with"}
+    words = {"capacity", "dynamic", "sampling", "greedy", *get_args(Role)}
+    assert labels | words <= glossary()
+
+
+def test_the_license_is_the_one_that_the_package_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["license"] == "Apache-2.0"
+    (file,) = project["license-files"]
+    text = (ROOT / file).read_text()
+    assert "Apache License\n                           Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def recipe(target: str) -> list[list[str]]:
+    """The commands that `make` would run for a target in a fresh checkout, as words."""
+    # MAKEFLAGS of a `make test` around this would be taken for this make's own.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "--dry-run", "VENV=.no-such-venv", "DEMO=.no-such-demo", target]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    return [shlex.split(line, comments=True) for line in done.stdout.replace("\\\n", " ").splitlines()]
+
+
+def test_the_demo_is_commands_that_the_command_line_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """All but the model is there to the parsers: what fails is opening it."""
+    ours = [words for words in recipe("demo") if words and Path(words[0]).name == "graphspec"]
+    assert [words[1] for words in ours] == ["build", "generate"]
+    for words, missing in zip(
+        ours, ("no such file or directory: .no-such-demo/", ".no-such-demo/bundle is not"), strict=True
+    ):
+        assert main(words[1:]) == 1
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith(f"error: {missing}")
+    out = ours[0][ours[0].index("-o") + 1]
+    assert ours[1][2] == out, "what is built is what answers"
+
+
+def installs() -> list[list[str]]:
+    lines = "\n".join([*blocks("sh"), *re.findall(r"`(pip install [^`]+)`", README)]).splitlines()
+    shown = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("pip install")]
+    return [*shown, *([*words[3:]] for words in recipe("demo") if words[1:4] == ["-m", "pip", "install"])]
+
+
+def test_what_is_installed_are_extras_of_this_package_and_the_torch_of_its_build() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = installs()
+    assert len(found) == 6
+    for words in found:
+        assert words[0] == "install"
+        for word in words[1:]:
+            name, _, extras = word.rstrip("]").partition("[")
+            if extras:
+                assert name in (".", project["name"])
+                assert set(extras.split(",")) <= project["optional-dependencies"].keys()
+            else:
+                assert name in ("-q", "-e", "--upgrade", "pip") or name in project["optional-dependencies"]["build"]
+
+
+def test_the_torch_that_readme_names_is_the_builds() -> None:
+    (named,) = set(re.findall(r"torch==[\d.]+", README))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert named in project["optional-dependencies"]["build"]

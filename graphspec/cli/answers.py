@@ -21,7 +21,7 @@ class Answer:
     started: float
     first_token: float | None = None
     first_count: int = 0
-    """Tokens that came with the first piece: prefill's, not a step's."""
+    """Tokens that came with the first piece, and so before the time that speed is measured over."""
     ended: float = 0.0
     generation: Generation | None = None
 

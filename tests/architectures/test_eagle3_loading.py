@@ -129,7 +129,7 @@ def test_fc_must_be_there(llama: Twin, tmp_path: Path) -> None:
 def test_taps_outside_the_target_are_named(llama: Twin, tmp_path: Path, taps: list[int]) -> None:
     (outside,) = [tap for tap in taps if not 0 <= tap <= 8]
     config: dict[str, Any] = {IDS: taps}
-    assert f"taps layers [{outside}], and the target has 8" in refused(llama, tmp_path, **config)
+    assert f"taps layers [{outside}] ({IDS}), and the target has 8" in refused(llama, tmp_path, **config)
 
 
 @pytest.mark.parametrize("taps", [[2, 4], [1, 2, 3, 4]])

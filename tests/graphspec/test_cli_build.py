@@ -120,6 +120,9 @@ def test_the_recorded_command_holds_in_any_folder_and_after_a_move(
     out = os.path.relpath(tmp_path / "out", checkpoints)
     result = run("build", "--model", "target", "-o", out, "--widths", "0", "--max-length", "32")
     assert result.status == 0, result.err
+    work = ["loading torch", "loading weights", "tracing", "translating the trace to ONNX"]
+    assert [stage for stage in stages_of(result.err) if stage in work] == work  # each may take many seconds
+    assert "writing the portable graph of width 0" in stages_of(result.err)
     monkeypatch.chdir(tmp_path)
     _, *args = shlex.split(read_manifest(tmp_path / "out").build_command)
     assert str(checkpoints / "target") in args

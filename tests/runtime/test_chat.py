@@ -142,3 +142,11 @@ def test_a_refusal_by_the_template_says_so() -> None:
 def test_a_template_that_does_not_parse_is_an_error_with_its_line() -> None:
     with pytest.raises(RequestError, match=r"not valid Jinja \(line 2\)"):
         render_chat("fine\n{% if %}", [])
+
+
+@pytest.mark.parametrize(
+    "messages", ["", "hello", 5, None, {"role": "user", "content": "x"}, ["hello"], [{}, 5]], ids=str
+)
+def test_messages_of_other_types_are_refused_with_an_example(messages: Any) -> None:
+    with pytest.raises(RequestError, match=r"the messages are .*: give a list such as \[{"):
+        render_chat("{{ messages }}", messages)
