@@ -158,7 +158,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, window: Window, cache: LayerCache) -> tuple[Tensor, LayerCache]:
         """x [B, T, inputs] → [B, T, H], writing the T tokens' keys and values into the cache."""
-        q, k, v = self._project(x, window.cos, window.sin)
+        q, k, v = self.project(x, window.cos, window.sin)
         cache = LayerCache(ops.write_cache(cache.keys, k, window.start), ops.write_cache(cache.values, v, window.start))
         mixed = ops.attention(q, cache.keys, cache.values, window.mask, self.scale)
         return self.output(mixed), cache
@@ -170,13 +170,13 @@ class Attention(nn.Module):
 
         `drafted` keys and values [B, kv, N, D] → the same with this token's appended.
         """
-        q, k, v = self._project(x, window.cos, window.sin)
+        q, k, v = self.project(x, window.cos, window.sin)
         if drafted is not None:
             k, v = torch.cat((drafted.keys, k), dim=2), torch.cat((drafted.values, v), dim=2)
         mixed = ops.draft_attention(q, cache.keys, cache.values, window.mask, k, v, self.scale)
         return self.output(mixed), LayerCache(k, v)
 
-    def _project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """→ q [B, heads, T, D], k and v [B, kv heads, T, D]."""
         heads = ops.split_heads(self.qkv(x), self.heads + 2 * self.kv_heads)
         if self.q_norm is None or self.k_norm is None:

@@ -42,24 +42,26 @@ class FusedInputLayer(nn.Module):
 
     def forward(self, embedded: Tensor, feature: Tensor, at: Window, cache: LayerCache) -> tuple[Tensor, LayerCache]:
         """embedded, feature [B, T, H] → [B, T, H], writing the cache."""
-        residual, joined = self._join(embedded, feature)
+        residual, joined = self.join(embedded, feature)
         mixed, cache = self.attention(joined, at, cache)
-        return self._feed_forward(residual + mixed), cache
+        return self.feed_forward(residual + mixed), cache
 
     def draft(
         self, embedded: Tensor, feature: Tensor, at: Window, cache: LayerCache, drafted: LayerCache | None
     ) -> tuple[Tensor, LayerCache]:
         """The same for one drafted token, nothing written."""
-        residual, joined = self._join(embedded, feature)
+        residual, joined = self.join(embedded, feature)
         mixed, drafted = self.attention.draft(joined, at, cache, drafted)
-        return self._feed_forward(residual + mixed), drafted
+        return self.feed_forward(residual + mixed), drafted
 
-    def _join(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
+    def join(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
+        """→ the residual [B, T, H], and what attention reads, [B, T, 2H]."""
         normed = self.hidden_norm(feature)
         joined = torch.cat((self.input_norm(embedded), normed), dim=-1)
         return (normed if self.norm_before_residual else feature), joined
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """What follows attention and its residual: [B, T, H] → [B, T, H]."""
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -112,8 +114,8 @@ class Eagle3Drafter(nn.Module):
         following = verified.tokens[:, 1:]  # x_{p+1} beside the feature of p
         at = window(self.rotary, verified.kv_len, following.shape[1], verified.key_positions)
         first, *others = layer_caches(states)
-        feature = self._fuse_taps(verified.hidden.taps)
-        x, first = self.first(self._embed(target, following), feature, at, first)
+        feature = self.fuse_taps(verified.hidden.taps)
+        x, first = self.first(self.embed(target, following), feature, at, first)
         caches = [first]
         for layer, cache in zip(self.rest, others, strict=True):
             x, cache = layer(x, at, cache)
@@ -124,7 +126,7 @@ class Eagle3Drafter(nn.Module):
         for step in range(1, self.num_draft_tokens):
             position = verified.next_kv_len - 1 + step
             at = draft_window(self.rotary, position, verified.next_kv_len, verified.key_positions)
-            embedded = self._embed(target, token)
+            embedded = self.embed(target, token)
             x, drafted[0] = self.first.draft(embedded, feature, at, caches[0], drafted[0])
             for index, layer in enumerate(self.rest, start=1):
                 x, drafted[index] = layer.draft(x, at, caches[index], drafted[index])
@@ -132,10 +134,11 @@ class Eagle3Drafter(nn.Module):
             drafts.append(token)
         return torch.cat(drafts, dim=1), flatten(caches)
 
-    def _embed(self, target: DecoderTarget, tokens: Tensor) -> Tensor:
+    def embed(self, target: DecoderTarget, tokens: Tensor) -> Tensor:
+        """tokens i64[B, T] → [B, T, H], by the head's own table or the target's."""
         return target.embed(tokens) if self.embedding is None else self.embedding(tokens.clamp(min=0))
 
-    def _fuse_taps(self, taps: Tensor) -> Tensor:
+    def fuse_taps(self, taps: Tensor) -> Tensor:
         """[B, T, m · Ht] → [B, T, H]."""
         if len(self.tap_norms):
             chunks = taps.chunk(len(self.tap_norms), dim=-1)

@@ -50,7 +50,7 @@ def load_drafter(
         capacity=target.capacity,
     )
     _check_shared(draft, drafter, target)
-    load_parameters(drafter, renamed, _sources(drafter), ignored=_is_known_extra)
+    load_parameters(drafter, renamed, sources(drafter), ignored=_is_known_extra)
     if drafter.pruned:
         drafter.offsets = _offsets(renamed, drafter, target)
     return drafter
@@ -147,26 +147,27 @@ def _check_shared(draft: Checkpoint, drafter: Eagle3Drafter, target: DecoderTarg
         )
 
 
-def _sources(drafter: Eagle3Drafter) -> dict[str, Source]:
+def sources(drafter: Eagle3Drafter) -> dict[str, Source]:
+    """Where every parameter of a head comes from, in canonical names; training writes them back there."""
     config = drafter.config
-    sources = {f"fc.{part}": one(f"fc.{part}") for part, _ in drafter.fc.named_parameters()}
-    sources |= attention_sources("first.attention", "layers.0.self_attn", config)
-    sources |= mlp_sources("first.mlp", "layers.0.mlp", config)
-    sources["first.input_norm.weight"] = one("layers.0.input_layernorm.weight")
-    sources["first.hidden_norm.weight"] = one("layers.0.hidden_norm.weight")
-    sources["first.mlp_norm.weight"] = one("layers.0.post_attention_layernorm.weight")
+    found = {f"fc.{part}": one(f"fc.{part}") for part, _ in drafter.fc.named_parameters()}
+    found |= attention_sources("first.attention", "layers.0.self_attn", config)
+    found |= mlp_sources("first.mlp", "layers.0.mlp", config)
+    found["first.input_norm.weight"] = one("layers.0.input_layernorm.weight")
+    found["first.hidden_norm.weight"] = one("layers.0.hidden_norm.weight")
+    found["first.mlp_norm.weight"] = one("layers.0.post_attention_layernorm.weight")
     for index in range(1, config.layers):
-        sources |= layer_sources(f"rest.{index - 1}", f"layers.{index}", config)
-    sources["norm.weight"] = one("norm.weight")
+        found |= layer_sources(f"rest.{index - 1}", f"layers.{index}", config)
+    found["norm.weight"] = one("norm.weight")
     if drafter.head is not None:
-        sources["head.weight"] = one("lm_head.weight")
+        found["head.weight"] = one("lm_head.weight")
     if drafter.embedding is not None:
-        sources["embedding.weight"] = one("embed_tokens.weight")
+        found["embedding.weight"] = one("embed_tokens.weight")
     if drafter.before_fc is not None:
-        sources["before_fc.weight"] = one("input_norm.weight")
+        found["before_fc.weight"] = one("input_norm.weight")
     for index in range(len(drafter.tap_norms)):
-        sources[f"tap_norms.{index}.weight"] = one(f"fc_norm.{index}.weight")
-    return sources
+        found[f"tap_norms.{index}.weight"] = one(f"fc_norm.{index}.weight")
+    return found
 
 
 def _is_known_extra(name: str) -> bool:

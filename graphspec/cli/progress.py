@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Stage = Callable[[str], None]
+Progressed = Callable[[str, int, int, str], None]
+"""Called with a label, how many are done, of how many, and a note."""
+_SPACING_SECONDS = 5.0
 
 
 @contextmanager
@@ -29,3 +32,37 @@ def stages() -> Iterator[Stage]:
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
         task = progress.add_task("", total=None)
         yield lambda text: progress.update(task, description=text)
+
+
+@contextmanager
+def bars() -> Iterator[tuple[Stage, Progressed]]:
+    """Stages, and counts towards a total: a bar on a terminal, else a line every few seconds."""
+    if not sys.stderr.isatty():
+        with stages() as stage:
+            yield stage, _spaced(stage)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
+        task = progress.add_task("", total=None)
+
+        def show(label: str, done: int, total: int, note: str) -> None:
+            progress.update(task, description=f"{label} {note}".strip(), completed=done, total=total)
+
+        yield lambda text: progress.update(task, description=text, completed=0, total=None), show
+
+
+def _spaced(stage: Stage) -> Progressed:
+    """The last of each label is always said."""
+    said = [-_SPACING_SECONDS]
+
+    def show(label: str, done: int, total: int, note: str) -> None:
+        now = time.monotonic()
+        if done >= total or now - said[0] >= _SPACING_SECONDS:
+            said[0] = now
+            stage(f"{label} {done:,}/{total:,} {note}".strip())
+
+    return show

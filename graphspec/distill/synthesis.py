@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from graphspec.runtime.generate import Generation, LoadedBundle
 
 OnConversation = Callable[[Conversation], None]
-_ROUNDS = 4
+_ROUNDS = 12
 """Conversations in work at once, in times the number of rows: the end of a chunk leaves rows idle."""
 _PLACEHOLDER = "\u241fgraphspec\u241f"
 """Stands for the user's words while the template's own are found."""

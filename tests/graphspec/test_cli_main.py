@@ -27,6 +27,9 @@ OPTIONS = {
     "generate": "BUNDLE --prompt --prompt-file --chat --raw --system --max-new-tokens --min-tokens --temperature "
     "--top-k --top-p --min-p --seed --stop --stop-token-id --ignore-eos --width --no-speculation --max-batch-size "
     "--threads --no-verify --json",
+    "distill": "--model -o --out --method --data --self-synthesize --work-dir --seed --draft-vocab-size "
+    "--draft-intermediate-size --depth --epochs --batch-size --learning-rate --max-new-tokens --max-length "
+    "--held-out-share --measured-prompts --rows --workers --threads --overwrite",
     "inspect": "BUNDLE --json",
     "verify": "BUNDLE",
     "archs": "--arch-module --json",

@@ -1,0 +1,124 @@
+"""`graphspec distill`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graphspec.errors import GraphspecError
+
+from .errors import UsageError
+from .flags import Model
+from .progress import bars
+
+if TYPE_CHECKING:
+    from graphspec.distill.pipeline import Distilled
+
+
+def distill(
+    *,
+    model: Model,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DRAFT_DIR", help="Where the draft goes.")],
+    method: Annotated[
+        str, typer.Option("--method", metavar="eagle3|eagle|dflash|medusa", help="What kind of draft.")
+    ] = "eagle3",
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="F", help='Users\' messages, a {"prompt": TEXT} a line; the target answers.'),
+    ] = None,
+    self_synthesize: Annotated[
+        int | None, typer.Option("--self-synthesize", min=1, metavar="N", help="The target makes up N messages too.")
+    ] = None,
+    work_dir: Annotated[
+        Path | None,
+        typer.Option("--work-dir", metavar="DIR", help="Keeps every stage, to go on there; else DRAFT_DIR.work."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Decides data and training.")] = 0,
+    draft_vocab_size: Annotated[
+        int, typer.Option("--draft-vocab-size", min=1, metavar="N", help="Tokens the draft can say, by frequency.")
+    ] = 8192,
+    draft_intermediate_size: Annotated[
+        int | None, typer.Option("--draft-intermediate-size", min=1, metavar="N", help="Else the target's.")
+    ] = None,
+    depth: Annotated[
+        int, typer.Option("--depth", min=1, metavar="K", help="Drafts in a row that it is trained and measured for.")
+    ] = 4,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Passes over the data.")] = 4,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, metavar="N", help="Conversations in a batch.")] = 4,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", metavar="X", help="At its highest.")] = 3e-4,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", min=8, metavar="N", help="Tokens of an answer at most.")
+    ] = 256,
+    max_length: Annotated[
+        int, typer.Option("--max-length", min=16, metavar="N", help="Tokens of prompt and answer at most.")
+    ] = 1024,
+    held_out_share: Annotated[
+        float, typer.Option("--held-out-share", metavar="X", help="Conversations that are only measured on.")
+    ] = 0.03,
+    measured_prompts: Annotated[
+        int, typer.Option("--measured-prompts", min=0, metavar="N", help="Held-out prompts for the engine at the end.")
+    ] = 24,
+    rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Answers generated at once.")] = 16,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, metavar="N", help="Processes that generate, of one thread each.")
+    ] = 1,
+    threads: Annotated[
+        int, typer.Option("--threads", min=1, metavar="N", help="Of training and of the measurement.")
+    ] = 1,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another draft at DRAFT_DIR.")] = False,
+) -> None:
+    """Makes data, trains, measures; repeated after an interruption, it goes on."""
+    if (data is None) == (self_synthesize is None):
+        raise UsageError("give --data F, or --self-synthesize N: one of the two")
+    _require_training()
+    from graphspec.distill.drafts import DraftShape
+    from graphspec.distill.pipeline import DistillOptions
+    from graphspec.distill.pipeline import distill as run
+    from graphspec.distill.synthesis import Synthesis
+    from graphspec.distill.training import Recipe
+
+    recipe = Recipe(epochs=epochs, batch_size=batch_size, depth=depth, learning_rate=learning_rate, seed=seed)
+    options = DistillOptions(
+        method=method,
+        data=data,
+        conversations=self_synthesize or sys.maxsize,
+        draft_vocabulary=draft_vocab_size,
+        held_out_share=held_out_share,
+        measured_prompts=measured_prompts,
+        shape=DraftShape(intermediate=draft_intermediate_size),
+        recipe=recipe,
+        synthesis=Synthesis(count=0, most_answer_tokens=max_new_tokens),
+        max_length=max_length,
+        rows=rows,
+        workers=workers,
+        threads=threads,
+    )
+    work = work_dir or out.with_name(f"{out.name}.work")
+    with bars() as (stage, progress):
+        result = run(model, out, work, options, overwrite=overwrite, on_stage=stage, on_progress=progress)
+    typer.echo(_line(out, result))
+
+
+def _require_training() -> None:
+    """Before any work: the command's own modules import torch."""
+    from graphspec.building import require_libraries
+
+    try:
+        require_libraries()
+    except GraphspecError as error:
+        raise type(error)(str(error).replace("[build,cpu]", "[train,cpu]")) from None
+
+
+def _line(out: Path, result: Distilled) -> str:
+    text = f"{out}: trained on {result.tokens:,} tokens of {result.conversations:,} conversations"
+    measured = result.measurement
+    if measured is None:
+        return f"{text}; {result.estimate:.2f} tokens/step estimated on those held out"
+    return (
+        f"{text}; held out ({measured.prompts} prompts, greedy, width {measured.width}): "
+        f"{measured.acceptance.mean_tokens_per_step:.2f} tokens/step incl bonus, "
+        f"{measured.tokens_per_second:.1f} tokens/s, {measured.plain_tokens_per_second:.1f} at width 0"
+    )

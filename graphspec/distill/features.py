@@ -1,0 +1,106 @@
+"""What the target thinks of its own conversations: one pass without gradients, kept on disk as float16.
+
+A conversation's features are one file, so a run that was stopped, or got more conversations, goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from graphspec.architectures.blocks.decoder import LayerCache
+from graphspec.architectures.target import DecoderTarget
+from graphspec.checkpoints import Checkpoint, fingerprint
+
+from .conversations import Conversation
+
+_TOKENS_IN_A_PASS = 2048
+
+
+class Features(NamedTuple):
+    """Of one conversation of N tokens, or of a batch padded to N."""
+
+    tokens: Tensor
+    """i64[…, N]."""
+    taps: Tensor
+    """[…, N, m · H]: raw hidden states entering the tapped layers."""
+    final: Tensor
+    """[…, N, H]: what the target's head reads."""
+
+
+class FeatureStore:
+    """Features of conversations under one target and one choice of taps."""
+
+    def __init__(self, folder: Path, checkpoint: Checkpoint, taps: Sequence[int]) -> None:
+        key = hashlib.sha256(f"{fingerprint(checkpoint)} {list(taps)}".encode()).hexdigest()[:16]
+        self._folder, self._taps = folder / key, tuple(taps)
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def compute(
+        self, target: DecoderTarget, conversations: Sequence[Conversation], on_done: Callable[[int], None]
+    ) -> None:
+        """Adds those that are missing; `on_done` is told how many more there are."""
+        missing = [conversation for conversation in conversations if not self._path(conversation).exists()]
+        on_done(len(conversations) - len(missing))
+        # Alike lengths side by side: little padding.
+        for batch in _batches(sorted(missing, key=lambda conversation: len(conversation.tokens))):
+            for conversation, features in zip(batch, target_pass(target, batch, self._taps), strict=True):
+                self._write(self._path(conversation), features)
+            on_done(len(batch))
+
+    def load(self, conversation: Conversation) -> Features:
+        """In float16, as stored."""
+        return Features(**load_file(self._path(conversation)))
+
+    def _path(self, conversation: Conversation) -> Path:
+        name = hashlib.sha256(repr(conversation.tokens).encode()).hexdigest()[:24]
+        return self._folder / f"{name}.safetensors"
+
+    def _write(self, path: Path, features: Features) -> None:
+        """Whole or not at all."""
+        partial = path.with_suffix(f".{os.getpid()}")
+        save_file({name: tensor.contiguous() for name, tensor in features._asdict().items()}, partial)
+        partial.replace(path)
+
+
+def target_pass(
+    target: DecoderTarget, conversations: Sequence[Conversation], taps: tuple[int, ...]
+) -> Iterator[Features]:
+    """Features of each, from one batch."""
+    tokens = _padded(conversations)
+    length = tokens.shape[1]
+    with torch.no_grad():
+        window = target.window(torch.zeros(len(tokens), dtype=torch.int64), tokens, torch.arange(length))
+        hidden, _ = target(tokens, window, _empty_caches(target, *tokens.shape), taps)
+    assert hidden.taps is not None
+    for row, conversation in enumerate(conversations):
+        count = len(conversation.tokens)
+        yield Features(tokens[row, :count], hidden.taps[row, :count].half(), hidden.final[row, :count].half())
+
+
+def _padded(conversations: Sequence[Conversation]) -> Tensor:
+    """i64[B, N]; attention is causal, so padding behind a row changes nothing in it."""
+    rows = [torch.tensor(conversation.tokens) for conversation in conversations]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def _empty_caches(target: DecoderTarget, batch: int, length: int) -> list[LayerCache]:
+    shape = (batch, target.config.kv_heads, length, target.config.head_dim)
+    return [LayerCache(torch.zeros(shape), torch.zeros(shape)) for _ in range(target.config.layers)]
+
+
+def _batches(conversations: Sequence[Conversation]) -> Iterator[Sequence[Conversation]]:
+    start = 0
+    while start < len(conversations):
+        end = start + 1
+        while end < len(conversations) and (end + 1 - start) * len(conversations[end].tokens) <= _TOKENS_IN_A_PASS:
+            end += 1
+        yield conversations[start:end]
+        start = end

@@ -1,0 +1,283 @@
+"""From a target to a trained draft: `graphspec distill`.
+
+    bundle ─▶ conversations ─▶ features ─▶ vocabulary ─▶ training ─▶ draft ─▶ acceptance by the engine
+
+Every stage leaves its result in the work directory, and a repeated command goes on behind the last one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from graphspec.architecture import Resolution
+from graphspec.building import build, require_libraries, resolve_pair
+from graphspec.checkpoints import fingerprint
+from graphspec.errors import ConfigError, UnsupportedError
+from graphspec.registry import registered
+
+from .conversations import Conversation, read_conversations, split, usable
+from .drafts import DraftShape, draft_config, new_drafter, save_draft
+from .features import FeatureStore
+from .measuring import Measurement, measure
+from .messages import read_messages
+from .synthesis import Synthesis
+from .training import Lesson, Progress, Recipe, train
+from .vocabulary import choose_vocabulary, coverage
+from .workers import synthesise_in_workers
+
+METHODS = ("eagle3",)
+PLANNED_METHODS = ("eagle", "dflash", "medusa")
+
+OnStage = Callable[[str], None]
+OnProgress = Callable[[str, int, int, str], None]
+"""Called with a label, how many are done, of how many, and a note."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillOptions:
+    """What a distillation is asked, besides its target and where things go."""
+
+    method: str = "eagle3"
+    data: Path | None = None
+    """Messages of users, one JSON object a line; None: the target makes them up."""
+    conversations: int = 2000
+    """How many to make up, or to take of `data`."""
+    draft_vocabulary: int = 8192
+    held_out_share: float = 0.03
+    measured_prompts: int = 24
+    """Held-out prompts that the engine answers in the end; 0: none."""
+    shape: DraftShape = field(default_factory=DraftShape)
+    recipe: Recipe = field(default_factory=Recipe)
+    synthesis: Synthesis = field(default_factory=lambda: Synthesis(count=0))
+    max_length: int = 1024
+    """Tokens of the longest conversation."""
+    rows: int = 16
+    """Conversations that the engine answers at once."""
+    workers: int = 1
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.method in PLANNED_METHODS:
+            raise UnsupportedError(f"drafts for '{self.method}' cannot be trained in this version; use {METHODS[0]}")
+        if self.method not in METHODS:
+            raise ConfigError(f"--method {self.method!r} is not known; use {METHODS[0]}")
+        if not 0 < self.held_out_share < 1:
+            raise ConfigError(f"--held-out-share {self.held_out_share} must be above 0 and below 1")
+        if min(self.conversations, self.rows, self.workers, self.threads) < 1:
+            raise ConfigError("--self-synthesize, --rows, --workers and --threads must each be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distilled:
+    """What came out."""
+
+    conversations: int
+    tokens: int
+    """Of the answers trained on."""
+    coverage: float
+    """Share of them that the draft's vocabulary holds."""
+    estimate: float
+    """Tokens per step on the held-out conversations, as training estimates it."""
+    measurement: Measurement | None
+
+
+def distill(
+    model: str,
+    out: Path,
+    work: Path,
+    options: DistillOptions,
+    *,
+    overwrite: bool = False,
+    on_stage: OnStage = lambda _: None,
+    on_progress: OnProgress = lambda *_: None,
+) -> Distilled:
+    """Writes a draft for `model` to the directory `out`. Raises GraphspecError; `work` keeps what was done."""
+    if out.exists() and any(out.iterdir()) and not overwrite:
+        raise ConfigError(f"{out} is not empty; give another -o, or --overwrite to replace the draft there")
+    require_libraries()
+    pair = _trainable(model, options.method)
+    made = converse(model, work, options, on_stage=on_stage, on_progress=on_progress)
+    training, held_out = split(made, options.held_out_share)
+    if not training:
+        raise ConfigError("there is no conversation to train on; make more with --self-synthesize")
+    on_stage("loading the target")
+    lesson, config = _lesson(pair, work, options, training, held_out)
+    lesson.store.compute(lesson.target, made, _counted(on_progress, "features", len(made)))
+
+    def show(progress: Progress) -> None:
+        note = f"loss {progress.loss:.3f}"
+        if progress.tokens_per_step is not None:
+            note += f", held out {progress.tokens_per_step:.2f} tokens/step (estimated)"
+        on_progress("training", progress.step, progress.steps, note)
+
+    identity = _identity(pair, options, training)
+    estimate = train(lesson, options.recipe, work / "training", identity=identity, on_step=show)
+    save_draft(out, lesson.drafter, config)
+    measurement = _measured(model, out, work, options, held_out, on_stage)
+    result = Distilled(
+        conversations=len(training),
+        tokens=sum(len(conversation.answer) for conversation in training),
+        coverage=coverage(training, _kept(lesson)),
+        estimate=estimate,
+        measurement=measurement,
+    )
+    (out / "distill.json").write_text(json.dumps(_record(model, options, result), indent=2) + "\n")
+    return result
+
+
+def converse(
+    model: str,
+    work: Path,
+    options: DistillOptions,
+    *,
+    on_stage: OnStage = lambda _: None,
+    on_progress: OnProgress = lambda *_: None,
+) -> list[Conversation]:
+    """The conversations worth training on, made as far as they are missing."""
+    messages = () if options.data is None else read_messages(options.data)
+    plan = _plan(options, messages)
+    folder = work / "conversations"
+    _check_same_plan(folder, model, plan)
+    done = read_conversations(folder)
+    if len([c for c in done if c.index < plan.count]) < plan.count:
+        on_stage("building the bundle that answers")
+        bundle = work / "bundle"
+        build(
+            model=model,
+            out=bundle,
+            num_speculative_tokens=1,
+            speculative_method="ngram",
+            max_length=options.max_length,
+            max_batch_size=options.rows,
+            overwrite=bundle.exists(),
+            on_stage=on_stage,
+        )
+        synthesise_in_workers(
+            bundle,
+            folder,
+            plan,
+            rows=options.rows,
+            workers=options.workers,
+            on_progress=lambda count, tokens: on_progress("conversations", count, plan.count, f"{tokens:,} tokens"),
+        )
+    return usable(c for c in read_conversations(folder) if c.index < plan.count)
+
+
+def _plan(options: DistillOptions, messages: Sequence[str]) -> Synthesis:
+    values = asdict(options.synthesis) | {"seed": options.recipe.seed, "messages": tuple(messages)}
+    count = min(options.conversations, len(messages)) if messages else options.conversations
+    return Synthesis(**{**values, "count": count})
+
+
+def _check_same_plan(folder: Path, model: str, plan: Synthesis) -> None:
+    """Conversations of two plans in one folder would be a data set that no command makes again."""
+    path = folder / "plan.json"
+    values = {**asdict(plan), "model": Path(model).name, "messages": list(plan.messages)}
+    del values["count"]  # more of the same are welcome
+    values["messages"] = hashlib.sha256(json.dumps(values["messages"]).encode()).hexdigest() if plan.messages else None
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values, indent=2) + "\n")
+    elif json.loads(path.read_text()) != values:
+        raise ConfigError(f"{folder} holds conversations made in another way (plan.json); give another --work-dir")
+
+
+def _trainable(model: str, method: str) -> Resolution:
+    pair = resolve_pair(model)
+    kinds = {a.drafter.name for a in registered(()) if a.target.name == pair.architecture.target.name}
+    if method not in kinds:
+        raise UnsupportedError(f"there is no architecture of {pair.architecture.target.label} with {method} drafts")
+    return pair
+
+
+def _lesson(
+    pair: Resolution,
+    work: Path,
+    options: DistillOptions,
+    training: list[Conversation],
+    held_out: list[Conversation],
+) -> tuple[Lesson, dict[str, Any]]:
+    import torch
+
+    torch.set_num_threads(options.threads)
+    capacity = options.max_length + options.recipe.depth + 1
+    target = pair.architecture.target.load(pair.target, capacity=capacity)
+    size = min(options.draft_vocabulary, target.config.vocabulary)
+    kept = choose_vocabulary(training, size, target.config.vocabulary)
+    config = draft_config(pair.target.config, options.shape, size)
+    drafter = new_drafter(target, config, kept, seed=options.recipe.seed)
+    store = FeatureStore(work / "features", pair.target, drafter.taps)
+    return Lesson(target=target, drafter=drafter, store=store, training=training, held_out=held_out), config
+
+
+def _counted(on_progress: OnProgress, label: str, total: int) -> Callable[[int], None]:
+    done = 0
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        on_progress(label, done, total, "")
+
+    return count
+
+
+def _identity(pair: Resolution, options: DistillOptions, training: Sequence[Conversation]) -> str:
+    facts = [fingerprint(pair.target), asdict(options.shape), options.draft_vocabulary, [c.tokens for c in training]]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _kept(lesson: Lesson) -> Any:
+    import torch
+
+    return torch.arange(len(lesson.drafter.offsets)) + lesson.drafter.offsets
+
+
+def _measured(
+    model: str, draft: Path, work: Path, options: DistillOptions, held_out: Sequence[Conversation], on_stage: OnStage
+) -> Measurement | None:
+    prompts = [conversation.prompt for conversation in held_out[: options.measured_prompts]]
+    if not prompts:
+        return None
+    on_stage("building the bundle with the draft")
+    bundle, depth = work / "draft-bundle", options.recipe.depth
+    build(
+        model=model,
+        draft_model_path=draft,
+        out=bundle,
+        speculative_method=options.method,
+        num_speculative_tokens=depth,
+        max_length=options.max_length,
+        max_batch_size=1,
+        overwrite=bundle.exists(),
+        on_stage=on_stage,
+    )
+    on_stage(f"answering {len(prompts)} held-out prompts")
+    return measure(bundle, prompts, max_new_tokens=options.synthesis.most_answer_tokens, num_threads=options.threads)
+
+
+def _record(model: str, options: DistillOptions, result: Distilled) -> dict[str, Any]:
+    """What the model card needs."""
+    measured = result.measurement
+    return {
+        "target": Path(model).name,
+        "method": options.method,
+        "recipe": asdict(options.recipe),
+        "conversations": result.conversations,
+        "answer_tokens": result.tokens,
+        "vocabulary_coverage": round(result.coverage, 4),
+        "estimated_tokens_per_step": round(result.estimate, 3),
+        "measured": None
+        if measured is None
+        else {
+            "prompts": measured.prompts,
+            "width": measured.width,
+            "tokens_per_second": round(measured.tokens_per_second, 2),
+            "tokens_per_second_at_width_0": round(measured.plain_tokens_per_second, 2),
+            **measured.acceptance.to_json(),
+        },
+    }

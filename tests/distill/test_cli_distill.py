@@ -1,0 +1,118 @@
+"""`graphspec distill` from a target's checkpoint to a draft that builds, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from graphspec.building import build
+from graphspec.cli import main
+from graphspec.runtime.generate import load
+from graphspec.runtime.sampling import SamplingParams
+
+SIZES = "--depth 2 --epochs 1 --batch-size 2 --draft-vocab-size 48 --max-length 200 --max-new-tokens 16 --rows 4"
+
+
+def command(model: Path, out: Path, *more: str, conversations: int = 10) -> list[str]:
+    text = f"distill --model {model} -o {out} --self-synthesize {conversations} {SIZES}"
+    return [*text.split(), "--held-out-share", "0.4", "--measured-prompts", "2", *more]
+
+
+@pytest.fixture(scope="module")
+def draft(chatty: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("distilled") / "draft"
+    assert main(command(chatty, out)) == 0
+    return out
+
+
+@pytest.mark.slow
+def test_a_draft_is_published_in_the_community_layout(draft: Path) -> None:
+    config = json.loads((draft / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert config["draft_vocab_size"] == 48
+    tensors = load_file(draft / "model.safetensors")
+    assert tensors["d2t"].shape == (48,)
+    assert tensors["t2d"].sum() == 48
+    assert tensors["midlayer.self_attn.q_proj.weight"].shape == (64, 128)
+    assert {str(tensor.dtype) for name, tensor in tensors.items() if name.endswith("weight")} == {"torch.float16"}
+
+
+@pytest.mark.slow
+def test_what_was_done_is_recorded_with_the_engines_acceptance(draft: Path) -> None:
+    record = json.loads((draft / "distill.json").read_text())
+    assert record["recipe"]["depth"] == record["measured"]["width"] == 2
+    assert record["conversations"] > 0
+    assert 1 <= record["measured"]["prompts"] <= 2
+    assert 1.0 <= record["measured"]["acceptance_length_with_bonus"] <= 3.0
+
+
+@pytest.mark.slow
+def test_the_draft_builds_and_leaves_the_targets_answers_as_they_are(
+    draft: Path, chatty: Path, chatty_bundle: Path, tmp_path: Path
+) -> None:
+    built = build(
+        model=chatty, draft_model_path=draft, out=tmp_path / "b", encoding="float32", max_length=200, max_batch_size=2
+    )
+    assert built.manifest.architecture == "UnifiedEagle3Llama3ForCausalLM"
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True)
+    with load(tmp_path / "b", num_threads=1) as with_draft, load(chatty_bundle, num_threads=1) as without:
+        (expected,) = without.generate(["Hello"], params, width=0)
+        (found,) = with_draft.generate(["Hello"], params)
+    assert found.token_ids == expected.token_ids
+
+
+@pytest.mark.slow
+def test_a_repeated_command_does_nothing_twice(draft: Path, chatty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (draft / "model.safetensors").read_bytes()
+    assert main(command(chatty, draft, "--overwrite")) == 0
+    captured = capsys.readouterr()
+    assert (draft / "model.safetensors").read_bytes() == before
+    assert "trained on" in captured.out
+    assert "training" not in captured.err
+    assert "conversations" not in captured.err
+
+
+@pytest.mark.slow
+def test_a_draft_that_is_there_is_not_overwritten(
+    draft: Path, chatty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(chatty, draft)) == 1
+    assert "is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_conversations_of_another_plan_are_not_mixed_in(
+    draft: Path, chatty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = str(draft.with_name("draft.work"))
+    assert main(command(chatty, tmp_path / "d", "--work-dir", work, "--seed", "9")) == 1
+    assert "made in another way" in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["--self-synthesize", "4", "--method", "dflash"], 1, "drafts for 'dflash' cannot be trained in this version"),
+        (["--self-synthesize", "4", "--method", "nonsense"], 1, "is not known; use eagle3"),
+        (["--self-synthesize", "4", "--held-out-share", "1"], 1, "--held-out-share 1.0 must be"),
+        (["--self-synthesize", "4", "--learning-rate", "2"], 1, "--learning-rate 2.0 must be"),
+        ([], 2, "one of the two"),
+        (["--self-synthesize", "4", "--data", "x"], 2, "one of the two"),
+        (["--data", "missing.jsonl"], 1, "missing.jsonl cannot be read"),
+    ],
+)
+def test_bad_requests_are_refused_before_any_work(
+    chatty: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    status: int,
+    said: str,
+) -> None:
+    assert main(["distill", "--model", str(chatty), "-o", str(tmp_path / "draft"), *words]) == status
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

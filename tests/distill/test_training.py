@@ -1,0 +1,200 @@
+"""A training learns, is the same for a seed, and goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from graphspec.architectures.target import DecoderTarget
+from graphspec.building import resolve_pair
+from graphspec.checkpoints import open_checkpoint
+from graphspec.distill.conversations import Conversation
+from graphspec.distill.drafts import DraftShape, draft_config, new_drafter, save_draft
+from graphspec.distill.features import FeatureStore, target_pass
+from graphspec.distill.loss import Hits, batch_loss, collate
+from graphspec.distill.training import Lesson, Progress, Recipe, evaluate, learning_rate, train
+from graphspec.distill.vocabulary import choose_vocabulary
+from graphspec.errors import CheckpointError, ConfigError
+from graphspec.speculative_config import SpeculativeConfig
+
+RECIPE = Recipe(epochs=3, batch_size=2, depth=3, learning_rate=3e-3, seed=1)
+CAPACITY = 96
+
+
+@pytest.fixture(scope="module")
+def target(chatty: Path) -> DecoderTarget:
+    torch.set_num_threads(1)
+    pair = resolve_pair(chatty)
+    loaded: DecoderTarget = pair.architecture.target.load(pair.target, capacity=CAPACITY)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def conversations(target: DecoderTarget) -> list[Conversation]:
+    """Prompts at random, and what the target says to them."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for index in range(14):
+        prompt = torch.randint(0, 128, (5 + index % 4,), generator=generator).tolist()
+        answer: list[int] = []
+        for _ in range(12 + index % 3):
+            asked = conversation(index, prompt, [*answer, 0])
+            (features,) = target_pass(target, [asked], (0,))
+            answer.append(int(target.logits(features.final[None, -2:-1].float()).argmax()))
+        made.append(conversation(index, prompt, answer))
+    return made
+
+
+def conversation(index: int, prompt: list[int], answer: list[int]) -> Conversation:
+    return Conversation(index=index, seed=0, temperature=0.0, category="", prompt=tuple(prompt), answer=tuple(answer))
+
+
+@pytest.fixture
+def lesson(chatty: Path, target: DecoderTarget, conversations: list[Conversation], tmp_path: Path) -> Lesson:
+    return new_lesson(chatty, target, conversations, tmp_path)
+
+
+def new_lesson(chatty: Path, target: DecoderTarget, conversations: list[Conversation], folder: Path) -> Lesson:
+    checkpoint = open_checkpoint(chatty)
+    kept = choose_vocabulary(conversations, 64, 128)
+    drafter = new_drafter(target, draft_config(checkpoint.config, DraftShape(), 64), kept, seed=3)
+    store = FeatureStore(folder / "features", checkpoint, drafter.taps)
+    store.compute(target, conversations, lambda _: None)
+    return Lesson(target=target, drafter=drafter, store=store, training=conversations[:10], held_out=conversations[10:])
+
+
+def weights(lesson: Lesson) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in lesson.drafter.state_dict().items()}
+
+
+def test_the_loss_falls(lesson: Lesson, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    train(lesson, replace(RECIPE, epochs=12), tmp_path, identity="a", on_step=seen.append)
+    assert (seen[0].step, seen[-1].step, seen[-1].steps) == (1, 60, 60)
+    assert seen[-1].loss < 0.75 * seen[0].loss
+    assert seen[-1].tokens_per_step is not None
+
+
+def test_a_drafter_that_knows_the_text_estimates_every_draft_right(lesson: Lesson, tmp_path: Path) -> None:
+    same = replace(lesson, held_out=lesson.training[:2], training=lesson.training[:2])
+    before = evaluate(same, RECIPE)
+    after = train(same, replace(RECIPE, epochs=150), tmp_path, identity="a", checkpoint_every=1000)
+    assert before < 2.5 < 3.5 < after <= 4.0
+
+
+def test_a_seed_decides_the_training(
+    chatty: Path, target: DecoderTarget, conversations: list[Conversation], tmp_path: Path
+) -> None:
+    lessons = [new_lesson(chatty, target, conversations, tmp_path) for _ in range(3)]
+    for index, (each, seed) in enumerate(zip(lessons, (1, 1, 2), strict=True)):
+        train(each, replace(RECIPE, epochs=1, seed=seed), tmp_path / str(index), identity="a")
+    one, again, other = map(weights, lessons)
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert not torch.equal(one["fc.weight"], other["fc.weight"])
+
+
+def test_a_training_that_was_stopped_ends_as_one_that_was_not(
+    chatty: Path, target: DecoderTarget, conversations: list[Conversation], tmp_path: Path
+) -> None:
+    whole, stopped, resumed = (new_lesson(chatty, target, conversations, tmp_path) for _ in range(3))
+    whole_seen: list[Progress] = []
+    train(whole, RECIPE, tmp_path / "whole", identity="a", checkpoint_every=4, on_step=whole_seen.append)
+    train(stopped, RECIPE, tmp_path / "parts", identity="a", checkpoint_every=4, stop_after=6)
+    seen: list[Progress] = []
+    train(resumed, RECIPE, tmp_path / "parts", identity="a", checkpoint_every=4, on_step=seen.append)
+    assert seen[0].step == 5
+    assert [progress.loss for progress in seen] == [progress.loss for progress in whole_seen[4:]]
+    expected, found = weights(whole), weights(resumed)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_a_finished_training_is_not_done_again(lesson: Lesson, tmp_path: Path) -> None:
+    estimate = train(lesson, RECIPE, tmp_path, identity="a")
+    seen: list[Progress] = []
+    assert train(lesson, RECIPE, tmp_path, identity="a", on_step=seen.append) == estimate
+    assert not seen
+
+
+@pytest.mark.parametrize(("identity", "epochs"), [("b", 3), ("a", 4)])
+def test_a_checkpoint_of_other_data_or_another_recipe_is_refused(
+    lesson: Lesson, tmp_path: Path, identity: str, epochs: int
+) -> None:
+    train(lesson, RECIPE, tmp_path, identity="a")
+    with pytest.raises(CheckpointError, match="with other data or another recipe"):
+        train(lesson, replace(RECIPE, epochs=epochs), tmp_path, identity=identity)
+
+
+def test_a_damaged_checkpoint_is_named(lesson: Lesson, tmp_path: Path) -> None:
+    (tmp_path / "training.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(CheckpointError, match=r"training\.pt is no checkpoint .* delete the file"):
+        train(lesson, RECIPE, tmp_path, identity="a")
+
+
+def test_nothing_to_train_on_is_an_error(lesson: Lesson, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no conversation to train on"):
+        train(replace(lesson, training=[]), RECIPE, tmp_path, identity="a")
+
+
+def test_the_rate_rises_in_a_line_and_falls_to_a_tenth() -> None:
+    recipe = Recipe(learning_rate=1e-3, warmup_share=0.1)
+    rates = [learning_rate(recipe, step, 100) for step in range(100)]
+    assert rates[0] == pytest.approx(1e-4)
+    assert rates[9] == max(rates) == pytest.approx(1e-3)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] == pytest.approx(1e-4, rel=0.01)
+
+
+@pytest.mark.parametrize("changes", [{"epochs": 0}, {"batch_size": 0}, {"depth": 0}, {"learning_rate": 0.0}])
+def test_a_recipe_that_makes_no_sense_is_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="must"):
+        replace(RECIPE, **changes)
+
+
+def test_padding_does_not_change_a_conversations_loss(lesson: Lesson) -> None:
+    """In a batch, the loss of two is the mean over both their drafts."""
+    pair = [lesson.training[0], lesson.training[2]]
+    one, other, both = (collate(each, [lesson.store.load(c) for c in each]) for each in (pair[:1], pair[1:], pair))
+    hits = [Hits(), Hits(), Hits()]
+    with torch.no_grad():
+        losses = [
+            float(batch_loss(lesson.drafter, lesson.target, batch, depth=1, decay=1.0, hits=counted))
+            for batch, counted in zip((one, other, both), hits, strict=True)
+        ]
+    rows = [int(counted.chains[0]) for counted in hits]
+    assert rows[2] == rows[0] + rows[1]
+    assert hits[2].right[0] == hits[0].right[0] + hits[1].right[0]
+    known = [sum(token in kept_of(lesson) for token in c.answer[1:]) for c in pair]
+    expected = (losses[0] * known[0] + losses[1] * known[1]) / sum(known)
+    assert losses[2] == pytest.approx(expected, rel=1e-4)
+
+
+def kept_of(lesson: Lesson) -> set[int]:
+    return set((torch.arange(64) + lesson.drafter.offsets).tolist())
+
+
+def test_only_tokens_of_the_answer_behind_its_first_are_drafted(lesson: Lesson) -> None:
+    (only,) = lesson.training[:1]
+    batch = collate([only], [lesson.store.load(only)])
+    hits = Hits()
+    with torch.no_grad():
+        batch_loss(lesson.drafter, lesson.target, batch, depth=3, decay=1.0, hits=hits)
+    count = len(only.answer) - 1  # the target itself says the first one
+    assert hits.chains == [count, count - 1, count - 2]
+
+
+def test_a_saved_draft_is_the_one_that_was_trained(lesson: Lesson, chatty: Path, tmp_path: Path) -> None:
+    train(lesson, replace(RECIPE, epochs=1), tmp_path / "training", identity="a")
+    config = draft_config(open_checkpoint(chatty).config, DraftShape(), 64)
+    save_draft(tmp_path / "draft", lesson.drafter, config)
+    pair = resolve_pair(chatty, tmp_path / "draft", method="eagle3")
+    assert pair.architecture.name == "UnifiedEagle3Llama3ForCausalLM"
+    settings = SpeculativeConfig(speculative_method="eagle3", num_speculative_tokens=3)
+    loaded = pair.architecture.drafter.load(lesson.target, pair.draft, 3, settings)
+    assert loaded.taps == lesson.drafter.taps
+    assert torch.equal(loaded.offsets, lesson.drafter.offsets)
+    for name, parameter in lesson.drafter.named_parameters():
+        torch.testing.assert_close(loaded.get_parameter(name), parameter.detach().half().float(), rtol=0, atol=0)
