@@ -22,8 +22,9 @@ from graphspec.bundle import existing_key, input_key, verify_bundle
 from graphspec.checkpoints import Checkpoint, fingerprint
 from graphspec.detection import number, target_body
 from graphspec.errors import BundleError, CheckpointError, ConfigError
+from graphspec.machinery import refuse_unsupported
 from graphspec.manifest import Manifest
-from graphspec.speculative_config import SpeculativeConfig, refuse_unsupported
+from graphspec.speculative_config import SpeculativeConfig
 from graphspec.staging import staging
 
 OnStage = Callable[[str], None]

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Literal, cast
 from graphspec.architecture import Resolution
 from graphspec.checkpoints import local_path, open_checkpoint
 from graphspec.errors import BuildError, ConfigError, UnsupportedError
+from graphspec.machinery import refuse_other_methods
 from graphspec.registry import registered
 from graphspec.resolution import complete_config, resolve
-from graphspec.speculative_config import METHOD_OF, SpeculativeConfig, refuse_other_methods
+from graphspec.speculative_config import METHOD_OF, SpeculativeConfig
 from graphspec.staging import check_dump_folder, check_place
 
 if TYPE_CHECKING:

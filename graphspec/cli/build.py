@@ -10,9 +10,10 @@ import typer
 
 from graphspec.building import DEFAULT_BACKEND, DEFAULT_MAX_BATCH_SIZE, ENCODINGS, PLANNED_BACKENDS
 from graphspec.building import build as build_bundle
+from graphspec.machinery import unsupported
 from graphspec.manifest import summary
 from graphspec.registry import registered
-from graphspec.speculative_config import SpeculativeConfig, unsupported
+from graphspec.speculative_config import SpeculativeConfig
 
 from .errors import UsageError
 from .flags import Arch, ArchModules, Draft, Model, with_settings

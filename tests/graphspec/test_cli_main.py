@@ -16,8 +16,9 @@ import graphspec
 from graphspec.cli import COMMANDS, application
 from graphspec.cli.errors import UsageError, guarded
 from graphspec.errors import CheckpointError, ConfigError
+from graphspec.machinery import unsupported
 from graphspec.registry import registered
-from graphspec.speculative_config import SpeculativeConfig, unsupported
+from graphspec.speculative_config import SpeculativeConfig
 
 SETTINGS = " ".join("--" + name.replace("_", "-") for name in SpeculativeConfig.model_fields)
 OPTIONS = {
