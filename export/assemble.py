@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphspec.architectures.step import FusedStep
 from graphspec.checkpoints import Checkpoint
-from graphspec.errors import ConfigError, UnsupportedError
+from graphspec.errors import ConfigError
 from graphspec.manifest import Manifest
 from graphspec.staging import Stage
 
 from .build import BuildOptions, OnStage, Plan
-from .onnxruntime_backend import OnnxRuntimeBackend
 from .tensorrt_backend import TensorRtWriter
+from .tensorrt_compile import TensorRt
 from .trace import trace
+
+if TYPE_CHECKING:
+    from .onnxruntime_backend import OnnxRuntimeBackend
 
 
 def assemble(plan: Plan, stage: Stage, *, on_stage: OnStage) -> Manifest:
@@ -61,14 +65,13 @@ def assemble(plan: Plan, stage: Stage, *, on_stage: OnStage) -> Manifest:
 
 
 def _backend(options: BuildOptions) -> OnnxRuntimeBackend | TensorRtWriter:
-    name, encoding = options.backend, options.encoding
-    if name == "onnxruntime":
-        if encoding in ("float32", "int8"):
-            return OnnxRuntimeBackend(encoding)
-    elif encoding in ("bfloat16", "float16"):
-        return TensorRtWriter(name, encoding, options.max_batch_size)
-    known = "float32 or int8" if name == "onnxruntime" else "bfloat16 or float16"
-    raise UnsupportedError(f"backend {name} does not compute in {encoding}; use --encoding {known}")
+    if options.backend == "onnxruntime":
+        from .onnxruntime_backend import OnnxRuntimeBackend
+
+        return OnnxRuntimeBackend("int8" if options.encoding == "int8" else "float32")
+    return TensorRtWriter(
+        TensorRt(options.backend), options.encoding, options.max_batch_size, bake_weights=options.bake_weights
+    )
 
 
 def _load(plan: Plan) -> FusedStep:

@@ -9,32 +9,30 @@ import hashlib
 import importlib.metadata
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import JsonValue
 
 from graphspec import __version__, architectures
 from graphspec.architecture import Resolution
+from graphspec.backends import BACKENDS, BackendKind
 from graphspec.bundle import existing_key, input_key, verify_bundle
 from graphspec.checkpoints import Checkpoint, fingerprint
 from graphspec.detection import number, target_body
 from graphspec.errors import BundleError, CheckpointError, ConfigError
 from graphspec.machinery import refuse_unsupported
-from graphspec.manifest import Manifest
+from graphspec.manifest import Backend, Encoding, Manifest
 from graphspec.speculative_config import SpeculativeConfig
 from graphspec.staging import staging
 
 OnStage = Callable[[str], None]
-Backend = Literal["onnxruntime", "tensorrt", "tensorrt-rtx"]
-Encoding = Literal["float32", "int8", "bfloat16", "float16"]
-
 DEFAULT_MAX_LENGTH = 4096
 UNSTATED_MAX_LENGTH = 2048
 """Of a model whose config does not say, as in transformers."""
-_LIBRARIES = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
+_LIBRARIES = ("torch", "onnx", "onnx-ir", "onnxscript")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +41,14 @@ class BuildOptions:
 
     backend: Backend = "onnxruntime"
     encoding: Encoding
-    """onnxruntime: float32 or int8; TensorRT: bfloat16 or float16."""
+    """One of the backend's (graphspec.backends)."""
     max_length: int | None = None
     """Prompt and output tokens of one request; None: what the checkpoints allow, at most DEFAULT_MAX_LENGTH."""
     max_batch_size: int = 8
     widths: tuple[int, ...] | None = None
     """Verify widths; None: all of 0 … K."""
+    bake_weights: bool = False
+    """TensorRT: a copy of the weights in every engine."""
     dump_passes: Path | None = None
     command: str = "graphspec build"
     """The command line, for the manifest."""
@@ -70,8 +70,9 @@ class Plan:
     @property
     def capacity(self) -> int:
         """Positions in a cache row. A block that starts at the last token but one may end K beyond max_length; a
-        step launched before that is known, K + 1 further; the drafts after it stand at K more positions."""
-        return self.max_length + 3 * self.config.draft_width + 2
+        step launched before that is known, K + 1 further; the drafts after it stand at K more positions. An engine
+        that reads prompts in chunks of a fixed size writes its padding after them."""
+        return self.max_length + 3 * self.config.draft_width + 2 + BACKENDS[self.options.backend].padding
 
     @property
     def key(self) -> str:
@@ -87,8 +88,9 @@ class Plan:
                 "max_length": self.max_length,
                 "max_batch_size": self.options.max_batch_size,
                 "widths": list(self.widths),
-                "machine": _machine(),
-                "versions": _versions(),
+                "bake_weights": self.options.bake_weights,
+                "machine": _device(self.options.backend),
+                "versions": _versions(BACKENDS[self.options.backend]),
             }
         )
 
@@ -203,12 +205,22 @@ def _model_entry(checkpoint: Checkpoint, vocabulary: int = 0) -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, JsonValue]:
+def _versions(backend: BackendKind) -> dict[str, JsonValue]:
     return {
         "graphspec": __version__,
         "compiler": _own_source(),
         **{name: importlib.metadata.version(name) for name in _LIBRARIES},
+        backend.name: _first_version(backend.distributions),
     }
+
+
+def _first_version(distributions: Sequence[str]) -> str:
+    for name in distributions:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
 
 
 def _own_source() -> str:
@@ -217,6 +229,15 @@ def _own_source() -> str:
     folders = (root, Path(str(architectures.__file__)).parent)
     files = sorted(path for folder in folders for path in folder.rglob("*.py"))
     return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
+
+
+def _device(backend: Backend) -> list[JsonValue]:
+    """What a build is for: this kind of CPU, or a class of GPUs."""
+    if backend == "onnxruntime":
+        return _machine()
+    from .tensorrt_compile import device_class
+
+    return [device_class(backend)]
 
 
 def _machine() -> list[JsonValue]:

@@ -19,6 +19,7 @@ from . import tensorrt_lowering
 from .fusion import fuse_residual_norms
 from .linear import Encoding, WeightSign
 from .onnxruntime_lowering import lower
+from .weight_quantisation import WeightType
 from .weights import weights_to_inputs
 
 OnPass = Callable[[str], None]
@@ -66,14 +67,15 @@ def onnxruntime(encoding: Encoding, weight_sign: WeightSign) -> tuple[Pass, ...]
     )
 
 
-TENSORRT = (
-    Pass("fold_sizes", fold_constants),
-    Pass("lower_tensorrt", tensorrt_lowering.lower),
-    Pass("share_lowered", share_subexpressions),
-    Pass("fold_lowered", fold_constants),
-    Pass("remove_unused", remove_unused),
-)
-"""From a graph of fixed sizes (specialise.py) to one that TensorRT compiles."""
+def tensorrt(weights: WeightType | None = None) -> tuple[Pass, ...]:
+    """From a graph of fixed sizes (specialise.py) to one that TensorRT compiles."""
+    return (
+        Pass("fold_sizes", fold_constants),
+        Pass("lower_tensorrt", lambda model: tensorrt_lowering.lower(model, weights)),
+        Pass("share_lowered", share_subexpressions),
+        Pass("fold_lowered", fold_constants),
+        Pass("remove_unused", remove_unused),
+    )
 
 
 def run_passes(

@@ -1,7 +1,9 @@
 """One graph per verify width, from the traced one: TensorRT wants every size known when it compiles.
 
 The traced graph takes its widths from the sizes of its inputs. Fixing them gives the step of design §4: it
-reads the first W+1 columns of the K+1 carried tokens, and asks nothing of the host that it does not need.
+reads the first W+1 columns of the K+1 carried tokens, and asks nothing of the host that it does not need. A row
+that is not `active` is computed, as every row of a graph of fixed size is, and keeps its tokens and its length:
+what was written to its caches lies beyond that length.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ def specialise_step(
     fixed.replace("tokens", read)
     for name, value in (("n_tokens", width + 1), ("n_known", 1), ("next_token", -1)):
         fixed.replace(name, fixed.builder.op("Expand", [const([value]), rows]))
+    fixed.keep_inactive({"next_tokens": carried, "next_kv_len": fixed.inputs["kv_len"]})
     return fixed.finish(tokens=width + 1, verified=width + 1, capacity=capacity)
 
 
@@ -61,6 +64,22 @@ class _Fixing:
             value.type, value.shape = old.type, old.shape
         ir.convenience.replace_all_uses_with(old, value)
         self._graph.inputs.remove(old)
+
+    def keep_inactive(self, old: Mapping[str, ir.Value]) -> None:
+        """Adds the input active bool[batch]: where it is false, the outputs named keep the values given."""
+        active = ir.Value(name="active", shape=ir.Shape([self._batch]), type=ir.TensorType(ir.DataType.BOOL))
+        self._graph.inputs.insert(2, active)
+        for index, output in enumerate(self._graph.outputs):
+            if (before := old.get(str(output.name))) is None:
+                continue
+            builder = Builder(self._graph, prefix=f"kept_{output.name}")
+            assert output.shape is not None
+            mask = active if len(output.shape) == 1 else builder.op("Unsqueeze", [active, builder.constant([1])])
+            kept = builder.op("Where", [mask, output, before])
+            kept.type, kept.shape, name = output.type, output.shape, output.name
+            output.name, kept.name = f"{name}.active", name
+            self._graph.outputs[index] = kept
+            self._graph.extend(builder.take_nodes())
 
     def finish(self, *, tokens: int, verified: int, capacity: int) -> ir.Model:
         """Fixes the remaining sizes."""

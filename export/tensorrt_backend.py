@@ -7,29 +7,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Protocol, cast
 
 import onnx_ir as ir
 
+from graphspec.architectures.state import FloatType
 from graphspec.architectures.step import FusedStep
+from graphspec.backends import BACKENDS
+from graphspec.manifest import Backend, Encoding
 
 from . import pipeline
 from .interface import graph_entry
 from .specialise import specialise_prefill, specialise_step
-from .tensorrt_compile import TensorRt, TensorRtBackend
+from .weight_quantisation import WEIGHT_TYPES
 from .weights import large_initializers, weights_to_inputs, write_safetensors
 
-PREFILL_CHUNKS = (16, 128)
-"""Prompt tokens an engine reads at once: a short one for what is left, a long one for the rest."""
+
+class Compiler(Protocol):
+    """What turns a lowered graph of fixed sizes into an engine: tensorrt_compile.TensorRt."""
+
+    backend: Backend
+    version: str
+    device_class: str
+
+    def compile(self, model: ir.Model, name: str) -> bytes:
+        """The engine. Raises BuildError."""
+        ...
 
 
 class TensorRtWriter:
-    """One of TensorRT and TensorRT-RTX, computing in bfloat16 or float16."""
+    """Engines that compute in bfloat16 or float16, from weights of that type or of fewer bits."""
 
-    def __init__(self, backend: TensorRtBackend, dtype: Literal["bfloat16", "float16"], max_batch_size: int) -> None:
-        self._compiler = TensorRt(backend)
-        self.dtype = dtype
+    def __init__(
+        self, compiler: Compiler, encoding: Encoding, max_batch_size: int, *, bake_weights: bool = False
+    ) -> None:
+        """`bake_weights`: every engine holds a copy of the weights."""
+        self._compiler = compiler
+        self.dtype: FloatType = "bfloat16" if encoding in WEIGHT_TYPES else cast("FloatType", encoding)
+        self._weights = encoding if encoding in WEIGHT_TYPES else None
         self._batches = batch_buckets(max_batch_size)
+        self._bake = bake_weights
 
     @property
     def info(self) -> dict[str, Any]:
@@ -52,31 +69,36 @@ class TensorRtWriter:
         dump: Path | None,
     ) -> dict[str, Any]:
         """Writes engines/ and weights/ below `root` → the manifest fields that describe them."""
-        for folder in ("weights", "engines"):
-            (root / folder).mkdir()
+        (root / "engines").mkdir()
+        passes = pipeline.tensorrt(self._weights)
+        chunks = BACKENDS[self._compiler.backend].prefill_chunks
+        total = len(self._batches) * len(widths) + len(chunks)
         pipeline.run_passes(model, pipeline.PORTABLE, on_pass=lambda name: on_stage(f"pass {name}"), dump=dump)
         capacity, drafts = step.target.capacity, step.num_draft_tokens
-        entries, weights = [], dict[str, ir.TensorProtocol]()
+        entries = list[dict[str, Any]]()
+        weights = dict[str, ir.TensorProtocol]()
 
         def add(fixed: ir.Model, name: str, role: str, served: tuple[int, ...], batch: int) -> None:
             folder = dump / name if dump is not None else None
-            pipeline.run_passes(fixed, pipeline.TENSORRT, on_pass=lambda _: None, dump=folder)
-            weights.update(large_initializers(fixed.graph))
-            weights_to_inputs(fixed)
-            on_stage(f"compiling {name}")
+            pipeline.run_passes(fixed, passes, on_pass=lambda _: None, dump=folder)
+            if not self._bake:
+                weights.update(large_initializers(fixed.graph))
+                weights_to_inputs(fixed)
+            on_stage(f"compiling {name} ({len(entries) + 1} of {total})")
             file = f"engines/{name}.engine"
-            (root / file).write_bytes(self._compiler.compile(fixed, name).plan)
+            (root / file).write_bytes(self._compiler.compile(fixed, name))
             entries.append(graph_entry(name, file, role, served, fixed, step, batch))
 
         for batch in self._batches:
             for width in widths:
                 fixed = specialise_step(model, width=width, num_draft_tokens=drafts, capacity=capacity, batch=batch)
                 add(fixed, f"step_w{width}_b{batch}", "step", (width,), batch)
-        chunks = tuple(chunk for chunk in PREFILL_CHUNKS if chunk < capacity) or (capacity - 1,)
         for chunk in chunks:
             add(specialise_prefill(model, chunk=chunk, capacity=capacity), f"prefill_{chunk}", "prefill", (0,), 1)
-        on_stage("writing weights")
-        write_safetensors(root / "weights" / "model.safetensors", weights)
+        if weights:
+            on_stage("writing weights")
+            (root / "weights").mkdir()
+            write_safetensors(root / "weights" / "model.safetensors", weights)
         return {"prefill_chunks": chunks, "row_invariant": None, "graphs": entries}
 
 

@@ -15,21 +15,22 @@ import onnx_ir as ir
 from .bisection import lower_sample
 from .builder import Builder
 from .lowering import merge_heads, replace_dialect, split_heads, static_size, take_rows
+from .weight_quantisation import WeightType, transposed
 
 _LOWEST = {ir.DataType.FLOAT: -3.0e38, ir.DataType.BFLOAT16: -3.0e38, ir.DataType.FLOAT16: -65504.0}
 """An additive mask's "not visible": an infinity would make a row without any visible key NaN."""
 
 
-def lower(model: ir.Model) -> ir.Model:
-    """The same graph, in place, in standard operators."""
-    lowering = _Lowering(Builder(model.graph))
+def lower(model: ir.Model, weights: WeightType | None = None) -> ir.Model:
+    """The same graph, in place, in standard operators; projections read `weights`, or the type they were traced in."""
+    lowering = _Lowering(Builder(model.graph), weights)
     replace_dialect(model, lowering.builder, lowering.lower)
     return model
 
 
 class _Lowering:
-    def __init__(self, builder: Builder) -> None:
-        self.builder = builder
+    def __init__(self, builder: Builder, weights: WeightType | None) -> None:
+        self.builder, self._weights = builder, weights
         self._masks: dict[tuple[ir.Value, ir.DataType, int], ir.Value] = {}
         self._transposed: dict[ir.Value, ir.Value] = {}
 
@@ -57,7 +58,7 @@ class _Lowering:
 
     def _linear(self, x: ir.Value, weight: ir.Value) -> ir.Value:
         if weight not in self._transposed:
-            self._transposed[weight] = self.builder.op("Transpose", [weight], perm=[1, 0])
+            self._transposed[weight] = transposed(self.builder, weight, self._weights)
         return self.builder.op("MatMul", [x, self._transposed[weight]])
 
     def _rotary(self, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:

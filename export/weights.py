@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -22,6 +21,8 @@ _SAFETENSORS_TYPES = {
     "int8": "I8",
     "uint8": "U8",
     "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "int4": "U8",  # two in a byte, along the last dimension
 }
 
 
@@ -53,7 +54,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, ir.TensorProtocol]) -> d
         tensor = tensors[name]
         end = position + tensor.nbytes
         kind = _SAFETENSORS_TYPES[tensor.dtype.numpy().name]
-        header[name] = {"dtype": kind, "shape": static_shape(tensor), "data_offsets": (position, end)}
+        header[name] = {"dtype": kind, "shape": _stored_shape(tensor), "data_offsets": (position, end)}
         places[name] = (position, tensor.nbytes)
         position = end
     encoded = json.dumps(header, separators=(",", ":")).encode()
@@ -63,8 +64,13 @@ def write_safetensors(path: Path, tensors: Mapping[str, ir.TensorProtocol]) -> d
         file.write(struct.pack("<Q", len(encoded)))
         file.write(encoded)
         for name in ordered:
-            file.write(np.ascontiguousarray(tensors[name].numpy()).tobytes())
+            file.write(tensors[name].tobytes())
     return {name: (start + offset, length) for name, (offset, length) in places.items()}
+
+
+def _stored_shape(tensor: ir.TensorProtocol) -> tuple[int, ...]:
+    shape = static_shape(tensor)
+    return (*shape[:-1], shape[-1] // 2) if tensor.dtype == ir.DataType.INT4 else shape
 
 
 def large_initializers(graph: ir.Graph, smallest: int = 1024) -> dict[str, ir.TensorProtocol]:

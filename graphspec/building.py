@@ -8,9 +8,10 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 from graphspec.architecture import Resolution
+from graphspec.backends import BACKENDS, DEFAULT_BACKEND, BackendKind, backend_kind, checked_encoding
 from graphspec.checkpoints import local_path, open_checkpoint
 from graphspec.errors import BuildError, ConfigError, UnsupportedError
 from graphspec.machinery import refuse_other_methods
@@ -23,15 +24,8 @@ if TYPE_CHECKING:
     from graphspec.export.build import Built
 
 StrPath = str | os.PathLike[str]
-Encoding = Literal["float32", "int8"]
-
-DEFAULT_BACKEND = "onnxruntime"
-PLANNED_BACKENDS = ("tensorrt", "tensorrt-rtx")
-ENCODINGS: tuple[Encoding, ...] = ("int8", "float32")
-PLANNED_ENCODINGS = ("int4", "bfloat16", "float16", "fp8")
 DEFAULT_MAX_BATCH_SIZE = 8
-_LIBRARIES = ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "onnxruntime")
-INSTALL = "pip install 'graphspec-llm[build,cpu]'"
+_LIBRARIES = ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors")
 
 
 def build(
@@ -42,10 +36,11 @@ def build(
     arch: str | None = None,
     arch_modules: Sequence[str] = (),
     backend: str = DEFAULT_BACKEND,
-    encoding: str = "int8",
+    encoding: str | None = None,
     max_length: int | None = None,
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
     widths: Sequence[int] | None = None,
+    bake_weights: bool = False,
     dump_passes: StrPath | None = None,
     overwrite: bool = False,
     on_stage: Callable[[str], None] = lambda _: None,
@@ -54,16 +49,19 @@ def build(
     """Writes the bundle at `out`, or finds it there, built from the same inputs.
 
     `speculative` are fields of SpeculativeConfig by name; the pair decides what they leave open. `widths` are
-    the numbers of drafts a step may verify; None: all of 0 … K. `on_stage` is told what is being done. Raises
+    the numbers of drafts a step may verify; None: all of 0 … K. `encoding`
+    None is the backend's default. `on_stage` is told what is being done. Raises
     GraphspecError; nothing is left behind then.
     """
-    _check_backend(backend)
-    numeric = _checked_encoding(encoding)
+    kind = backend_kind(backend)
+    numeric = checked_encoding(encoding, kind)
+    if bake_weights and not kind.prefill_chunks:
+        raise UnsupportedError(f"--bake-weights is for engines; backend {kind.name} maps one weights file")
     _check_counts(max_length, max_batch_size)
     verified = None if widths is None else _checked_widths(widths)
     place, dump = _checked_path("out", out), None if dump_passes is None else _checked_path("dump_passes", dump_passes)
     method = _early_method(speculative)
-    require_libraries()
+    require_libraries(kind)
     check_place(place)
     if dump is not None:
         check_dump_folder(dump)
@@ -76,10 +74,12 @@ def build(
     from graphspec.export.build import build as build_bundle
 
     options = BuildOptions(
+        backend=kind.name,
         encoding=numeric,
         max_length=max_length,
         max_batch_size=max_batch_size,
         widths=verified,
+        bake_weights=bake_weights,
         dump_passes=dump,
         command=_command(
             {
@@ -88,10 +88,11 @@ def build(
                 "arch": arch,
                 "arch_module": list(arch_modules),
                 "backend": backend if backend != DEFAULT_BACKEND else None,
-                "encoding": encoding,
+                "encoding": numeric,
                 "max_length": max_length,
                 "max_batch_size": max_batch_size if max_batch_size != DEFAULT_MAX_BATCH_SIZE else None,
                 "widths": None if verified is None else ",".join(map(str, verified)),
+                "bake_weights": True if bake_weights else None,
                 **{name: value for name, value in speculative.items() if value != _default(name)},
                 "out": os.path.abspath(place),
             }
@@ -115,10 +116,10 @@ def resolve_pair(
     return resolve(target, draft, method, arch, architectures)
 
 
-def require_libraries(names: Sequence[str] = _LIBRARIES) -> None:
+def require_libraries(kind: BackendKind = BACKENDS[DEFAULT_BACKEND]) -> None:
     """Raises BuildError if a library of the build is not installed: before any work, not in the middle."""
-    if missing := [name for name in names if not _is_installed(name)]:
-        raise BuildError(f"building needs {', '.join(missing)}, which this installation leaves out: {INSTALL}")
+    if missing := [name for name in (*_LIBRARIES, kind.module) if not _is_installed(name)]:
+        raise BuildError(f"building needs {', '.join(missing)}, which this installation leaves out: {kind.install}")
 
 
 def _is_installed(name: str) -> bool:
@@ -126,24 +127,6 @@ def _is_installed(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ModuleNotFoundError, ValueError):
         return False
-
-
-def _check_backend(backend: str) -> None:
-    if backend in PLANNED_BACKENDS:
-        raise UnsupportedError(f"backend '{backend}' is not available in this version; use {DEFAULT_BACKEND}")
-    if backend != DEFAULT_BACKEND:
-        raise ConfigError(f"backend {backend!r} is not known; use {DEFAULT_BACKEND}")
-
-
-def _checked_encoding(encoding: str) -> Encoding:
-    if encoding in PLANNED_ENCODINGS:
-        raise UnsupportedError(
-            f"encoding '{encoding}' is not available on backend '{DEFAULT_BACKEND}' in this version; "
-            f"use {' or '.join(ENCODINGS)}"
-        )
-    if encoding not in ENCODINGS:
-        raise ConfigError(f"encoding {encoding!r} is not known; use {' or '.join(ENCODINGS)}")
-    return encoding
 
 
 def _check_counts(max_length: int | None, max_batch_size: int) -> None:

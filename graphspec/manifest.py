@@ -16,7 +16,7 @@ FORMAT: Literal[1] = 1
 # 1  2026-11  first format
 
 Backend = Literal["onnxruntime", "tensorrt", "tensorrt-rtx"]
-Encoding = Literal["float32", "int8", "int4", "bfloat16", "float16"]
+Encoding = Literal["float32", "int8", "int4", "fp8", "bfloat16", "float16"]
 DType = Literal[
     "bool", "int4", "uint4", "int8", "uint8", "int32", "int64", "float8_e4m3fn", "bfloat16", "float16", "float32"
 ]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphspec.building import DEFAULT_BACKEND, DEFAULT_MAX_BATCH_SIZE, ENCODINGS, PLANNED_BACKENDS
+from graphspec.backends import BACKENDS, DEFAULT_BACKEND
+from graphspec.building import DEFAULT_MAX_BATCH_SIZE
 from graphspec.building import build as build_bundle
 from graphspec.machinery import unsupported
 from graphspec.manifest import summary
@@ -31,6 +32,12 @@ def _unsupported() -> dict[str, str]:
         return unsupported(registered())
     except Exception:
         return {}
+
+
+def _encodings() -> str:
+    return (
+        "; ".join(f"{name}: {', '.join(kind.encodings)}" for name, kind in BACKENDS.items()) + " (the first: default)."
+    )
 
 
 @with_settings(SpeculativeConfig, _unsupported(), panel=SPECULATION)
@@ -66,22 +73,25 @@ def build(
     ] = None,
     backend: Annotated[
         str,
-        typer.Option(
-            "--backend",
-            metavar="|".join((DEFAULT_BACKEND, *PLANNED_BACKENDS)),
-            help="What runs it.",
-            rich_help_panel=NUMERICS,
-        ),
+        typer.Option("--backend", metavar="|".join(BACKENDS), help="What runs it.", rich_help_panel=NUMERICS),
     ] = DEFAULT_BACKEND,
     encoding: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--encoding",
-            metavar="|".join(ENCODINGS),
-            help="The type of weights and matrix products.",
+            metavar="E",
+            help=f"The type of weights and matrix products. {_encodings()}",
             rich_help_panel=NUMERICS,
         ),
-    ] = ENCODINGS[0],
+    ] = None,
+    bake_weights: Annotated[
+        bool,
+        typer.Option(
+            "--bake-weights",
+            help="TensorRT: a copy of the weights in every engine, not one for all.",
+            rich_help_panel=NUMERICS,
+        ),
+    ] = False,
     max_length: Annotated[
         int | None,
         typer.Option(
@@ -124,6 +134,7 @@ def build(
             max_length=max_length,
             max_batch_size=max_batch_size,
             widths=verified,
+            bake_weights=bake_weights,
             dump_passes=dump_passes,
             overwrite=overwrite,
             on_stage=stage,

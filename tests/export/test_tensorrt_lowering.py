@@ -56,7 +56,7 @@ def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def session(model: ir.Model) -> Any:
-    pipeline.run_passes(model, pipeline.TENSORRT, on_pass=lambda _: None)
+    pipeline.run_passes(model, pipeline.tensorrt(), on_pass=lambda _: None)
     for node in model.graph:
         # An instruction to TensorRT that ONNX's own schema does not know.
         node.attributes.pop("TRT_decomposable", None)
@@ -90,6 +90,12 @@ def compare(step: FusedStep, engine: Any, eager: Arrays, given: Arrays, states: 
     with torch.no_grad():
         inputs = StepInputs(*(torch.from_numpy(eager[name]) for name in StepInputs._fields))
         expected = step(inputs, [torch.from_numpy(state.copy()) for state in states])
+    if (active := given.get("active")) is not None:
+        rows = torch.from_numpy(active)
+        expected = expected._replace(
+            next_tokens=torch.where(rows[:, None], expected.next_tokens, torch.from_numpy(given["tokens"])),
+            next_kv_len=torch.where(rows, expected.next_kv_len, torch.from_numpy(given["kv_len"])),
+        )
     feeds = {**given, **{spec.name: state for spec, state in zip(step.states, states, strict=True)}}
     read = {value.name for value in engine.get_inputs()}
     found = engine.run(None, {name: value for name, value in feeds.items() if name in read})
@@ -111,7 +117,8 @@ def test_a_step_of_fixed_width_equals_the_eager_one(traced: tuple[FusedStep, ir.
         random = np.random.default_rng(seed)
         sampling, states = drawn(step, seed, BATCH)
         tokens = random.integers(0, tiny.VOCABULARY, (BATCH, drafts + 1))
-        given = {"tokens": tokens, "kv_len": random.integers(3, 20, BATCH), **sampling}
+        active = np.array([True, seed % 2 == 0, True])
+        given = {"tokens": tokens, "kv_len": random.integers(3, 20, BATCH), "active": active, **sampling}
         fixed = {
             "tokens": tokens[:, : width + 1],
             "n_tokens": np.full(BATCH, width + 1),

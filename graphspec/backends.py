@@ -1,0 +1,95 @@
+"""What a bundle can be built for: the backends, the encodings each computes in, and what each needs installed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphspec.errors import ConfigError, UnsupportedError
+from graphspec.manifest import Backend, Encoding
+
+DEFAULT_BACKEND: Backend = "onnxruntime"
+PLANNED_ENCODINGS = {"onnxruntime": ("int4",)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendKind:
+    """One backend."""
+
+    name: Backend
+    encodings: tuple[Encoding, ...]
+    """The first is the default."""
+    module: str
+    """The Python module that compiles for it."""
+    distributions: tuple[str, ...]
+    """The distributions that may have installed it; the version of one is part of a bundle's key."""
+    extra: str
+    """What to install: pip install 'graphspec-llm[build,EXTRA]'."""
+    prefill_chunks: tuple[int, ...] = ()
+    """Prompt tokens an engine reads at once: a short one for what is left, a long one for the rest. Empty: any."""
+
+    @property
+    def padding(self) -> int:
+        """Positions beyond a row's own that a padded prompt chunk may write to."""
+        return max(self.prefill_chunks, default=1) - 1
+
+    @property
+    def install(self) -> str:
+        """The command that installs it, with the rest of what a build needs."""
+        return f"pip install 'graphspec-llm[build,{self.extra}]'"
+
+
+_ENGINE_ENCODINGS: tuple[Encoding, ...] = ("bfloat16", "float16", "fp8", "int8", "int4")
+BACKENDS: dict[Backend, BackendKind] = {
+    kind.name: kind
+    for kind in (
+        BackendKind(
+            name="onnxruntime",
+            encodings=("int8", "float32"),
+            module="onnxruntime",
+            distributions=("onnxruntime", "onnxruntime-gpu"),
+            extra="cpu",
+        ),
+        BackendKind(
+            name="tensorrt",
+            encodings=_ENGINE_ENCODINGS,
+            module="tensorrt",
+            distributions=("tensorrt",),
+            extra="gpu",
+            prefill_chunks=(16, 128),
+        ),
+        BackendKind(
+            name="tensorrt-rtx",
+            encodings=_ENGINE_ENCODINGS,
+            module="tensorrt_rtx",
+            distributions=("tensorrt-rtx", "tensorrt-rtx-cu13"),
+            extra="tensorrt-rtx",
+            prefill_chunks=(16, 128),
+        ),
+    )
+}
+
+
+def backend_kind(name: str) -> BackendKind:
+    """The backend of that name. Raises ConfigError that lists them."""
+    if name not in BACKENDS:
+        raise ConfigError(f"backend {name!r} is not known; use {_either(tuple(BACKENDS))}")
+    return BACKENDS[name]
+
+
+def checked_encoding(encoding: str | None, backend: BackendKind) -> Encoding:
+    """The encoding, or the backend's default. Raises UnsupportedError or ConfigError that lists what it has."""
+    known = backend.encodings
+    if encoding is None:
+        return known[0]
+    if encoding in known:
+        return encoding
+    everywhere = {name for kind in BACKENDS.values() for name in kind.encodings}
+    if encoding in everywhere or encoding in PLANNED_ENCODINGS.get(backend.name, ()):
+        raise UnsupportedError(
+            f"encoding '{encoding}' is not available on backend '{backend.name}'; use {_either(known)}"
+        )
+    raise ConfigError(f"encoding {encoding!r} is not known; backend {backend.name} computes in {_either(known)}")
+
+
+def _either(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
