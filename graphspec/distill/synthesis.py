@@ -142,7 +142,7 @@ def is_askable(message: str, written: Generation) -> bool:
 
 
 def _answered(loaded: LoadedBundle, questions: Sequence[Question], plan: Synthesis) -> Iterator[Conversation]:
-    asked = _fitting(loaded, [(question, _prompt(loaded, question)) for question in questions])
+    asked = _fitting(loaded, [(question, prompt_ids(loaded, question)) for question in questions])
     params = [_answer_params(plan, question.index) for question, _ in asked]
     for piece in loaded.stream([prompt for _, prompt in asked], params, width=0):
         if piece.generation is None:
@@ -191,7 +191,10 @@ def derived_seed(seed: int, index: int, part: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{index}:{part}".encode()).digest()[:8], "big")
 
 
-def _prompt(loaded: LoadedBundle, question: Question) -> tuple[int, ...]:
+def prompt_ids(loaded: LoadedBundle, question: Question) -> tuple[int, ...]:
+    """Through the chat template; a model that has none goes on from the message itself."""
+    if loaded.tokenizer.chat_template is None:
+        return tuple(loaded.encode(question.message))
     return _ids(loaded, loaded.chat(_messages(question.system, question.message)))
 
 

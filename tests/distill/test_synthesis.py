@@ -9,7 +9,7 @@ import pytest
 
 from graphspec.distill.conversations import Conversation, read_conversations
 from graphspec.distill.openings import OPENINGS
-from graphspec.distill.synthesis import Synthesis, is_askable, synthesise, user_header
+from graphspec.distill.synthesis import Question, Synthesis, is_askable, prompt_ids, synthesise, user_header
 from graphspec.errors import UnsupportedError
 from graphspec.runtime.acceptance import AcceptanceStatistics
 from graphspec.runtime.generate import Generation, LoadedBundle, load
@@ -95,6 +95,13 @@ def test_given_messages_are_asked_as_they_are(chatty_bundle: Path, loaded: Loade
     texts = [loaded.tokenizer.decode(conversation.prompt) for conversation in conversations]
     assert texts == ["<user>Hello<assistant>", "<user>Bye<assistant>"]
     assert {c.temperature for c in conversations} == {0.0}
+
+
+def test_a_model_without_a_chat_goes_on_from_the_messages(chatty_bundle: Path, loaded: LoadedBundle) -> None:
+    with load(chatty_bundle, num_threads=1) as base:
+        base.tokenizer.chat_template = None
+        question = Question(index=0, category="data", system=None, message="Hello")
+        assert prompt_ids(base, question) == tuple(loaded.encode("Hello"))
 
 
 def test_the_header_ends_where_the_user_begins(loaded: LoadedBundle) -> None:
