@@ -18,6 +18,9 @@ from typing import NamedTuple, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from graphspec.checkpoints.listing import listed
+from graphspec.errors import UnsupportedError
+
 from . import ops
 from .blocks.decoder import Window
 from .state import FloatType, StateSpec, flatten, layer_caches
@@ -111,8 +114,14 @@ class FusedStep(nn.Module):
         return tuple(spec if spec.dtype == "int64" else replace(spec, dtype=self.dtype) for spec in specs)
 
     def cast(self, dtype: FloatType) -> Self:
-        """Computes in `dtype` from now on: weights and caches are cast, rotary tables stay float32."""
+        """Computes in `dtype` from now on: weights and caches are cast, rotary tables stay float32.
+
+        Raises UnsupportedError naming the weights that `dtype` cannot hold.
+        """
         self.dtype = dtype
+        limit = torch.finfo(getattr(torch, dtype)).max
+        if large := [name for name, value in self.named_parameters() if value.numel() and value.abs().max() > limit]:
+            raise UnsupportedError(f"{dtype} holds no value beyond {limit:g}, and these weights do: {listed(large)}")
         for parameter in self.parameters():
             parameter.data = parameter.data.to(getattr(torch, dtype))
         return self

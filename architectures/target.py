@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -47,6 +48,12 @@ class DecoderTarget(nn.Module):
     def states(self) -> tuple[StateSpec, ...]:
         """Keys and values of every layer."""
         return cache_specs("target", self.config)
+
+    def tie_equal_head(self) -> None:
+        """Drops a head that is a copy of the embedding."""
+        if self.head is not None and torch.equal(self.head.weight, self.embedding.weight):
+            self.head = None
+            self.config = replace(self.config, tied=True)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """tokens i64[B, T] → [B, T, H]. Placeholders (-1) read row 0: nothing they lead to is committed."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -10,6 +11,11 @@ import torch
 from torch import nn
 
 from graphspec.checkpoints import Checkpoint, check_tensors
+from graphspec.checkpoints.listing import listed
+from graphspec.errors import CheckpointError
+
+_INTEGERS = re.compile(r"[IU]\d+|BOOL")
+"""Names of dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,7 @@ def load_parameters(
     """Fills every parameter of `module` that `sources` names, in float32.
 
     Raises CheckpointError naming every missing, unexpected (unless ignored) or wrongly shaped tensor, or else every
-    one that holds a value that is not finite.
+    one that holds integers or a value that is not finite in float32.
     """
     parameters = dict(module.named_parameters())
     unnamed = parameters.keys() ^ sources.keys()
@@ -47,6 +53,7 @@ def load_parameters(
         for name, rows in zip(source.names, source.rows or (0,), strict=True)
     }
     check_tensors(checkpoint, expected, ignored)
+    _refuse_integers(checkpoint, expected)
     # One pass over all of them: an error names every bad tensor, not only those of one parameter.
     loaded = checkpoint.load(name for source in sources.values() for name in source.names)
     for parameter, source in sources.items():
@@ -54,3 +61,13 @@ def load_parameters(
         value = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         owner, _, attribute = parameter.rpartition(".")
         setattr(module.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
+
+
+def _refuse_integers(checkpoint: Checkpoint, names: Iterable[str]) -> None:
+    """Integers as weights are codes of a quantisation whose scales nothing here knows."""
+    coded = [f"{name} ({dtype})" for name in names if _INTEGERS.fullmatch(dtype := checkpoint.tensors[name].dtype)]
+    if coded:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.name} holds integers where weights belong: {listed(coded)}; a quantised "
+            "checkpoint is read only as GGUF, so use that or the unquantised one"
+        )

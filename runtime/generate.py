@@ -84,12 +84,12 @@ class _Slots:
     def any_free(self) -> bool:
         return bool(self._free)
 
-    def take(self, most: int) -> list[int]:
-        """Up to `most` free slots, lowest first: a step runs the range of slots that holds its rows."""
+    def take(self) -> int | None:
+        """The lowest free slot (a step runs the range of slots that holds its rows); None: all are taken."""
         with self._lock:
-            taken = sorted(self._free)[:most]
-            self._free.difference_update(taken)
-            return taken
+            slot = min(self._free, default=None)
+            self._free.discard(slot)  # type: ignore[arg-type]
+            return slot
 
     def give_back(self, slots: Iterable[int]) -> None:
         with self._lock:
@@ -220,7 +220,8 @@ class LoadedBundle:
         waiting, running = deque(requests), dict[int, _Request]()
         try:
             while waiting or running:
-                for slot in self._slots.take(len(waiting)):
+                # One at a time: what is taken is in `running`, so that any way out of here gives it back.
+                while waiting and (slot := self._slots.take()) is not None:
                     request = running[slot] = waiting.popleft()
                     self._check_open()
                     if request.tracker.cut is None:

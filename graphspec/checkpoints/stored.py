@@ -33,11 +33,14 @@ class StoredCheckpoint:
 
     def load(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields `(name, tensor)` in the order of `names`, one at a time. Raises CheckpointError for a name
-        the checkpoint lacks before reading anything, and instead of yielding a non-finite tensor."""
+        the checkpoint lacks or that holds complex numbers before reading anything, and instead of yielding a tensor
+        that is not finite in float32."""
         wanted = list(names)
         unknown = [name for name in wanted if name not in self.tensors]
         if unknown:
             raise CheckpointError(f"checkpoint {self.name} has no tensor named {listed(unknown)}")
+        if odd := [f"{name} ({self.tensors[name].dtype})" for name in wanted if _is_complex(self.tensors[name])]:
+            raise CheckpointError(f"checkpoint {self.name} holds complex numbers, which no model here has: {listed(odd)}")
         return self._finite(wanted)
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
@@ -51,11 +54,15 @@ class StoredCheckpoint:
                 found = [_described(name, tensor, bad), *_non_finite(tensors)]
                 raise CheckpointError(
                     f"checkpoint {self.name}: {len(found)} of the {len(names)} tensors asked for hold NaN or "
-                    f"infinite values: {listed(found)}; the file is damaged or the weights overflowed when "
-                    "they were saved, so get the checkpoint again"
+                    f"infinite values: {listed(found)}; the file is damaged, or its weights overflowed when they "
+                    "were saved or are beyond float32, so get the checkpoint again"
                 )
             yield name, tensor
             del tensor  # not alive while the next one is read
+
+
+def _is_complex(info: TensorInfo) -> bool:
+    return info.dtype.startswith("C") and info.dtype[1:].isdigit()
 
 
 def _non_finite(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[str]:
@@ -69,16 +76,16 @@ def _described(name: str, tensor: torch.Tensor, bad: int) -> str:
 
 
 def count_non_finite(tensor: torch.Tensor) -> int:
-    """NaN and infinite values in a tensor of any dtype; 0 for integers and booleans."""
+    """Values of a tensor of any dtype that are NaN or infinite in float32; 0 for integers and booleans."""
     import torch
 
-    if not (tensor.is_floating_point() or tensor.is_complex()):
+    if not tensor.is_floating_point():
         return 0
     bad = 0
     flat = tensor.reshape(-1)
     for start in range(0, flat.numel(), _FINITE_CHUNK):
         chunk = flat[start : start + _FINITE_CHUNK]
-        # torch has no isfinite for the 8-bit floats.
-        values = chunk.float() if chunk.element_size() == 1 else chunk
+        # torch has no isfinite for the 8-bit floats; a float64 may be finite and more than float32 holds.
+        values = chunk.float() if chunk.element_size() in (1, 8) else chunk
         bad += int(values.numel() - torch.isfinite(values).sum())
     return bad

@@ -10,15 +10,17 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from twins import CAPACITY, Twin
+from twins import CAPACITY, Twin, load_twin
 
 from graphspec.architectures.drafters import eagle, eagle3_loading, standalone
 from graphspec.architectures.drafters.eagle import EagleDrafter
 from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
+from graphspec.architectures.drafters.ngram import NgramDrafter
 from graphspec.architectures.drafters.standalone import StandaloneDrafter
+from graphspec.architectures.step import FusedStep
 from graphspec.architectures.target import DecoderTarget
 from graphspec.checkpoints import open_checkpoint
-from graphspec.errors import CheckpointError
+from graphspec.errors import CheckpointError, UnsupportedError
 from graphspec.registry import target_kind
 from graphspec.speculative_config import SpeculativeConfig
 
@@ -101,11 +103,57 @@ def test_a_head_that_is_not_tied_must_be_there(tmp_path: Path) -> None:
 
 def test_a_tied_checkpoints_copy_of_the_embedding_and_old_rope_buffers_are_ignored(tmp_path: Path) -> None:
     def add(tensors: Tensors) -> None:
-        tensors["lm_head.weight"] = torch.zeros(128, 64)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
 
-    path = edit(tiny.save_llama(tmp_path, layers=1, tie_word_embeddings=True), add)
-    assert load_target(path).head is None
+    target = load_target(edit(tiny.save_llama(tmp_path, layers=1, tie_word_embeddings=True), add))
+    assert target.head is None
+    assert target.config.tied
+
+
+@pytest.mark.parametrize("save", [tiny.save_llama, tiny.save_qwen3])
+def test_a_head_of_its_own_holds_against_a_config_that_calls_it_tied(
+    small: Twin, tmp_path: Path, save: Callable[..., Path]
+) -> None:
+    """As transformers decides: the two are tied only where they are equal."""
+    other = torch.randn(128, 64, generator=torch.Generator().manual_seed(5))
+    path = save(tmp_path, layers=2, tie_word_embeddings=True)
+    twin = load_twin(edit(path, lambda tensors: tensors.update({"lm_head.weight": other})))
+    assert torch.equal(twin.head.float(), other)
+    for target in (twin.target, load_standalone(small, path).model):
+        assert target.head is not None
+        assert torch.equal(target.head.weight, other)
+
+
+def test_float64_weights_that_float32_does_not_hold_are_named(tmp_path: Path) -> None:
+    def widen(tensors: Tensors) -> None:
+        tensors["model.norm.weight"] = tensors["model.norm.weight"].double() * 1e300
+        tensors["lm_head.weight"] = tensors["lm_head.weight"].double()
+
+    message = said(lambda: load_target(edit(tiny.save_llama(tmp_path, layers=1), widen)))
+    assert "model.norm.weight (64 of 64 values)" in message
+    assert "lm_head" not in message
+
+
+def test_weights_beyond_half_precision_are_named_when_they_are_cast(tmp_path: Path) -> None:
+    path = edit(tiny.save_llama(tmp_path, layers=1), lambda t: t["model.norm.weight"][0].fill_(1e6))
+    step = FusedStep(load_target(path), NgramDrafter(3, 1, 3))
+    with pytest.raises(UnsupportedError, match=r"float16 holds no value beyond 65504, .*: target\.norm\.weight$"):
+        step.cast("float16")
+    assert step.cast("bfloat16").dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int8, torch.uint8, torch.bool, torch.int64])
+def test_complex_numbers_and_integers_are_no_weights(small: Twin, tmp_path: Path, dtype: torch.dtype) -> None:
+    def change(name: str) -> Callable[[Tensors], object]:
+        return lambda tensors: tensors.update({name: tensors[name].to(dtype)})
+
+    path = edit(tiny.save_llama(tmp_path / "target", layers=1), change("model.norm.weight"))
+    message = said(lambda: load_target(path))
+    assert "model.norm.weight (" in message
+    assert ("complex numbers" if dtype.is_complex else "integers where weights belong") in message
+    draft = edit(tiny.save_eagle(tmp_path / "draft"), change("fc.weight"))
+    assert "fc.weight (" in said(lambda: load_eagle(small, draft))
 
 
 def test_norms_of_q_and_k_belong_to_qwen3_only(tmp_path: Path) -> None:

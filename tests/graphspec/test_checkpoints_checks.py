@@ -115,3 +115,14 @@ def test_a_file_that_went_away_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"cannot read .*config\.json: No such file"):
         fingerprint(opened)
+
+
+def test_a_float64_beyond_float32_is_not_finite() -> None:
+    values = torch.tensor([1e300, -1e39, 1e38, 0.0], dtype=torch.float64)
+    assert count_non_finite(values) == 2
+
+
+def test_complex_tensors_are_refused_by_name_before_any_is_read(tmp_path: Path) -> None:
+    opened = checkpoint(tmp_path, {"a": torch.ones(1), "b": torch.ones(1, dtype=torch.complex64)})
+    with pytest.raises(CheckpointError, match=r"holds complex numbers, .*: b \(C64\)"):
+        opened.load(["a", "b"])
