@@ -31,6 +31,9 @@ Capability = Literal[
     "replica_draft_probs",
 ]
 
+STEP_CAPABILITIES: frozenset[Capability] = frozenset({"greedy_acceptance"})
+"""What the fused step (graphspec.architectures.step) does for every pair; nothing else can be promised yet."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:

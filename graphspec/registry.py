@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
 
-from graphspec.architecture import Architecture, Facts, TargetKind
+from graphspec.architecture import STEP_CAPABILITIES, Architecture, Facts, TargetKind
 from graphspec.checkpoints import Checkpoint
 from graphspec.detection import TARGET_FAMILIES, classify_target, describe
 from graphspec.errors import ConfigError, ResolutionError
@@ -109,6 +109,12 @@ def _checked(origin: str, declared: object) -> Iterator[tuple[str, Architecture]
     for item in items:
         if not isinstance(item, Architecture):
             raise ConfigError(f"{origin} declares a {type(item).__name__}; {ATTRIBUTE} must be a tuple of Architecture")
+        if claimed := sorted(item.capabilities - STEP_CAPABILITIES):
+            # Its flags would be accepted and then change nothing.
+            raise ConfigError(
+                f"{origin} declares {item.name} with {', '.join(claimed)}, which the fused step does not do; it does: "
+                f"{', '.join(sorted(STEP_CAPABILITIES))}"
+            )
         yield origin, item
 
 

@@ -88,7 +88,8 @@ class _Slots:
         """The lowest free slot (a step runs the range of slots that holds its rows); None: all are taken."""
         with self._lock:
             slot = min(self._free, default=None)
-            self._free.discard(slot)  # type: ignore[arg-type]
+            if slot is not None:
+                self._free.remove(slot)
             return slot
 
     def give_back(self, slots: Iterable[int]) -> None:

@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from graphspec.architecture import Architecture, Capability, DrafterKind, Facts, TargetKind
+from graphspec.architecture import STEP_CAPABILITIES, Architecture, Capability, DrafterKind, Facts, TargetKind
 from graphspec.checkpoints import Checkpoint
 from graphspec.detection import classify_draft
 from graphspec.speculative_config import DEFAULT_NUM_SPECULATIVE_TOKENS, SpeculativeConfig
 
 from .fit import eagle3_misfits, eagle_misfits, standalone_misfits
-
-STEP_CAPABILITIES: frozenset[Capability] = frozenset({"greedy_acceptance"})
-"""What the fused step offers to every pair."""
 
 
 def declare(

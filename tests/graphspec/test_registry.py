@@ -149,6 +149,16 @@ def test_a_module_that_declares_something_else_is_refused(folder: Path, body: st
         registered(["my_arch"])
 
 
+def test_a_capability_that_the_step_does_not_have_cannot_be_claimed(folder: Path) -> None:
+    """Its flag would be accepted and then ignored."""
+    body = DECLARATION.format(label="Mine").replace("EAGLE3)", "EAGLE3, capabilities=frozenset({claimed}))")
+    (folder / "my_arch.py").write_text(body.replace("{claimed}", "{'penalties', 'greedy_acceptance', 'tree'}"))
+    with pytest.raises(ConfigError, match=r"^my_arch declares UnifiedEagle3MineFor\w+ with penalties, tree, which"):
+        registered(["my_arch"])
+    (folder / "less.py").write_text(body.replace("{claimed}", ""))
+    assert not next(a for a in registered(["less"]) if "Mine" in a.name).capabilities
+
+
 def test_an_architecture_is_found_by_its_name() -> None:
     for name in OURS:
         assert find(name, registered()).name == name

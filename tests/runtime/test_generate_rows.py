@@ -73,11 +73,11 @@ def test_an_error_in_a_prefill_keeps_no_row(
 
 def test_an_error_in_a_step_keeps_no_row(bundle: LoadedBundle, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(slots: Sequence[int], width: int) -> Pending:
-        raise RuntimeError(f"no step of {len(slots)} rows")
+        raise RuntimeError(f"no step of {len(slots)} rows at {width}")
 
     with monkeypatch.context() as patch:
         patch.setattr(bundle._engine, "step", failing)
-        with pytest.raises(RuntimeError, match="no step of 8 rows"):
+        with pytest.raises(RuntimeError, match="no step of 8 rows at 3"):
             list(pieces(bundle))
     assert rows_stepped_together(bundle, monkeypatch) == ROWS
 
