@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import platform
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,21 +122,28 @@ def build(
     `config` names its method and K. Raises GraphspecError; nothing is left behind then.
     """
     refuse_unsupported(config, resolution.architecture)
+    max_length = _max_length(options, resolution)
+    if config.draft_width >= max_length:
+        raise ConfigError(
+            f"--num-speculative-tokens {config.draft_width}: a request of this bundle has {max_length} tokens at most "
+            "(--max-length), so no more than one fewer can be drafted"
+        )
     on_stage("reading checkpoints")
     plan = Plan(
         resolution=resolution,
         config=config,
         options=options,
         widths=_widths(options, config.draft_width),
-        max_length=_max_length(options, resolution),
+        max_length=max_length,
         pair=_pair(resolution),
     )
     if existing_key(out) == plan.key:
         on_stage("checking the bundle that is there")
-        try:
-            return Built(manifest=verify_bundle(out), was_cached=True)
-        except BundleError:
-            overwrite = True  # the same bundle, damaged: it is what was asked for, so it is made again
+        overwrite = True  # what is made again is the same bundle: it is damaged, or its passes are asked for
+        with suppress(BundleError):
+            found = verify_bundle(out)
+            if options.dump_passes is None:
+                return Built(manifest=found, was_cached=True)
     if "tokenizer.json" not in resolution.target.tokenizer_files():
         raise CheckpointError(
             f"target '{resolution.target.name}' has no tokenizer.json, so a bundle of it could read no text; "
@@ -145,7 +153,9 @@ def build(
         on_stage("loading torch")
         from .assemble import assemble
 
-        return Built(manifest=assemble(plan, stage, on_stage=on_stage), was_cached=False)
+        manifest = assemble(plan, stage, on_stage=on_stage)
+        # Not committed: an equal build was faster, and its bundle is there.
+        return Built(manifest=manifest, was_cached=not stage.committed)
 
 
 def _estimated_bytes(resolution: Resolution) -> int:

@@ -47,6 +47,8 @@ DEFAULT_NUM_SPECULATIVE_TOKENS: Mapping[str, int] = {
     "ngram": 4,
 }
 """K when nobody names one. A block draft is not here: its checkpoint was trained for one width."""
+LONGEST_DRAFT = 128
+"""The largest K: a graph holds every drafted token's pass, so what is far beyond any use would trace for hours."""
 LONGEST_NGRAM = 8
 METHOD_OF: Mapping[str, str] = {"ngram_min": "ngram", "ngram_max": "ngram"}
 """Settings that mean something to one method only."""
@@ -59,7 +61,7 @@ DEPENDS_ON: Mapping[str, str] = {
 _SCHEDULE_FORM = '[{"batch_start": 1, "batch_end": 8, "num_tokens": 3}, …]'
 K = "num_speculative_tokens"
 _BOUNDS: Mapping[str, tuple[float, float]] = {
-    K: (1, inf),
+    K: (1, LONGEST_DRAFT),
     "adaptive_speculative_min_batch_size": (1, inf),
     "num_speculative_tokens_mixed_batch": (0, inf),
     "synthetic_acceptance_rate": (0, 1),
@@ -172,9 +174,11 @@ class SpeculativeConfig(BaseModel):
         name = str(info.field_name)
         least, most = _BOUNDS[name]
         if value is not None and not least <= value <= most:
-            allowed = f"at least {least}" if most == inf else f"between {least} and {most}"
+            allowed = f"between {least} and {most}"
+            if most == inf or name == K:
+                allowed = f"at least {least}" if value < least else f"at most {most}"
             hint = "; every bundle can answer without speculation: `graphspec generate --no-speculation`"
-            hint = hint if name == K else ""
+            hint = hint if name == K and value < least else ""
             raise ValueError(f"{name} must be {allowed}, got {value}{hint}")
         return value
 

@@ -24,7 +24,18 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from graphspec.bundle import MANIFEST, OnFile, encode, hash_file, printable, read_raw, this_version, walk
+from graphspec.bundle import (
+    MANIFEST,
+    OnFile,
+    encode,
+    existing_key,
+    hash_file,
+    printable,
+    read_raw,
+    this_version,
+    verify_bundle,
+    walk,
+)
 from graphspec.errors import BuildError, BundleError
 from graphspec.manifest import FORMAT, FileEntry, Manifest
 
@@ -51,6 +62,8 @@ class Stage:
     def commit(self, fields: Mapping[str, object], *, on_file: OnFile | None = None) -> Manifest:
         """Hashes every file, writes manifest.json last and puts the bundle in place.
 
+        Where a sound bundle of the same key has come there meanwhile, by a build at the same time, that one stays
+        and its manifest is returned; `committed` is False then. With `overwrite` it is replaced like any other.
         `fields` are the manifest's, but `format`, `graphspec_version`, `created`, `files` and `checksum`, which
         are filled in. Raises BuildError; pydantic's ValidationError if the fields are no manifest.
         """
@@ -62,7 +75,8 @@ class Stage:
             "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "files": _hash_files(self.path, on_file),
         }
-        text = encode(Manifest.model_validate({**fields, **ours}))
+        manifest = Manifest.model_validate({**fields, **ours})
+        text = encode(manifest)
         with (self.path / MANIFEST).open("xb") as file:
             file.write(text)
             file.flush()
@@ -70,6 +84,8 @@ class Stage:
         for folder, _, _ in os.walk(self.path):
             _sync_folder(Path(folder))
         with _locked(self._target.parent):
+            if not self._overwrite and (equal := _sound(self._target, manifest.key)):
+                return equal
             self._put_in_place()
             _sync_folder(self._target.parent)
         return Manifest.model_validate_json(text)
@@ -168,6 +184,14 @@ def check_dump_folder(folder: Path) -> None:
     reason = "not a folder" if not os.path.isdir(existing) else "permission denied"
     if reason == "not a folder" or not os.access(existing, os.W_OK | os.X_OK):
         raise BuildError(f"--dump-passes {folder} cannot be written: {existing}: {reason}; choose another folder")
+
+
+def _sound(target: Path, key: str) -> Manifest | None:
+    """The manifest of the bundle of that key at `target`, if it is whole."""
+    try:
+        return verify_bundle(target) if existing_key(target) == key else None
+    except BundleError:
+        return None
 
 
 def _is_bundle(out: Path) -> bool:

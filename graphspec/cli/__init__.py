@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit status: 0 done, 1 an error, 2 usage, 130 interrupted."""
+    """Runs one command line and returns its exit status: 0 done, 1 an error, 2 usage, 128 + n ended by signal n."""
     args = list(sys.argv[1:] if argv is None else argv)
     return guarded(lambda: _run(args), debug="--debug" in args)
 

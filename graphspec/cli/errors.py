@@ -7,11 +7,14 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 from pydantic import ValidationError
 
 from graphspec.errors import GraphspecError
+
+from .signals import ending_signals, line_and_status
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LONGEST = 500
@@ -39,20 +42,21 @@ class _TyperError(Protocol):
 
 def guarded(run: Callable[[], int], *, debug: bool) -> int:
     """`run`'s exit status, or that of its error, which is told on stderr in one line (with `debug`, a traceback
-    before it): 1, for usage 2, interrupted 130, nobody reads stdout any more 141."""
+    before it): 1, for usage 2, ended by a signal 128 and its number, nobody reads stdout any more 141."""
     try:
-        status = run()
+        with ending_signals():
+            status = run()
         sys.stdout.flush()  # here, where a reader that is gone is still quiet
         return status
     except BrokenPipeError:
         # The interpreter flushes stdout once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except KeyboardInterrupt:
-        return _say("interrupted", 130)
+    except KeyboardInterrupt as interrupt:
+        return _say(*line_and_status(interrupt))
     except Exception as error:
-        if any(isinstance(link, KeyboardInterrupt) for link in _chain(error)):
-            return _say("interrupted", 130)  # a library wrapped it in an error of its own
+        if interrupts := [link for link in _chain(error) if isinstance(link, KeyboardInterrupt)]:
+            return _say(*line_and_status(interrupts[0]))  # a library wrapped it in an error of its own
         if debug:
             traceback.print_exception(error)
         return _say(*_line(error))
@@ -103,5 +107,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _say(line: str, status: int) -> int:
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(line.splitlines()))
-    print(shown, file=sys.stderr)
+    with suppress(OSError):  # the terminal may be what hung up
+        print(shown, file=sys.stderr, flush=True)
     return status

@@ -10,13 +10,15 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import Command
 
 import graphspec
+from graphspec import staging
 from graphspec.building import named_anywhere
 from graphspec.bundle import read_manifest, verify_bundle
 from graphspec.errors import ConfigError
@@ -331,6 +333,82 @@ def test_ctrl_c_in_the_middle_of_a_build_leaves_nothing(stage: str, checkpoints:
         out, err = build.communicate(timeout=60)
     assert (build.returncode, out) == (130, "")
     assert err.splitlines()[-1] == "interrupted"
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "stage", "said"),
+    [(signal.SIGTERM, "tracing", "terminated"), (signal.SIGHUP, "loading torch", "hung up")],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_other_signals_that_end_a_build_leave_nothing_either(
+    number: signal.Signals, stage: str, said: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    command = [*GRAPHSPEC, "build", "--model", str(checkpoints / "target"), "-o", str(tmp_path / "new" / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as build:
+        assert build.stderr is not None
+        assert any(stage in line for line in build.stderr), "the build ended before that stage"
+        build.send_signal(number)
+        build.send_signal(number)  # senders repeat themselves
+        out, err = build.communicate(timeout=60)
+    assert (build.returncode, out, err.splitlines()[-1]) == (128 + number, "", said)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_passes_that_are_asked_for_are_written_although_the_bundle_is_there(
+    build_args: list[str], run: Command, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    args = [*build_args[:-1], out]
+    assert run(*args).status == 0
+    key = read_manifest(out).key
+    result = run(*args, "--dump-passes", tmp_path / "passes")
+    assert (result.status, result.errors) == (0, [])
+    assert "built in" in result.out
+    assert len(os.listdir(tmp_path / "passes")) > 5
+    assert verify_bundle(out).key == key
+    assert "cached (" in run(*args).out
+
+
+@pytest.mark.slow
+def test_the_slower_of_two_equal_builds_has_the_faster_ones_bundle(
+    build_args: list[str], run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    args = [*build_args[:-1], out]
+    commit = staging.Stage.commit
+
+    def overtaken(stage: staging.Stage, fields: Mapping[str, object], **options: Any) -> Any:
+        monkeypatch.undo()
+        assert "built in" in run(*args).out
+        return commit(stage, fields, **options)
+
+    monkeypatch.setattr(staging.Stage, "commit", overtaken)
+    result = run(*args)
+    assert (result.status, result.errors) == (0, [])
+    assert "cached (" in result.out
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--num-speculative-tokens 100000 --max-length 10", "num_speculative_tokens must be at most 128, got 100000"),
+        (
+            "--num-speculative-tokens 10 --max-length 10",
+            "--num-speculative-tokens 10: a request of this bundle has 10 tokens at most (--max-length), so no more "
+            "than one fewer can be drafted",
+        ),
+    ],
+)
+def test_more_drafts_than_could_ever_be_used_are_refused_before_any_work(
+    checkpoints: Path, tmp_path: Path, run: Command, flags: str, said: str
+) -> None:
+    result = run("build", "--model", checkpoints / "target", "-o", tmp_path / "out", *flags.split())
+    assert (result.status, result.errors) == (1, [f"error: {said}"])
+    assert not any("reading" in line for line in result.err.splitlines())
     assert os.listdir(tmp_path) == []
 
 

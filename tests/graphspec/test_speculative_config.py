@@ -125,6 +125,7 @@ def test_each_method_answers_what_it_is(method: str | None, true: set[str]) -> N
             "at least 1, got 0; every bundle can answer without speculation: `graphspec generate --no-spec",
         ),
         ("num_speculative_tokens", -3, "at least 1"),
+        ("num_speculative_tokens", 129, "num_speculative_tokens must be at most 128, got 129"),
         ("num_speculative_tokens", True, "whole number"),
         ("num_speculative_tokens", "many", "valid integer"),
         ("num_speculative_tokens", 2.5, "valid integer"),

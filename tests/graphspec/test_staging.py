@@ -283,6 +283,34 @@ def test_a_bundle_that_appears_during_the_build_is_kept(out: Path) -> None:
     assert holds(out, OLD)
 
 
+def test_an_equal_bundle_that_appears_during_the_build_is_the_result(out: Path) -> None:
+    """Two equal builds at once: the second has what it asked for."""
+    with staging(out) as stage:
+        fill(stage)
+        first = build(out)
+        assert stage.commit(fields(NEW)) == first
+        assert not stage.committed
+    assert holds(out, NEW)
+
+
+def test_an_equal_bundle_that_appears_damaged_is_no_result(out: Path) -> None:
+    def work(stage: Stage) -> None:
+        build(out)
+        (out / "weights/model.safetensors").write_text("x" * 64)
+        stage.commit(fields(NEW))
+
+    with pytest.raises(BuildError, match="out exists"):
+        attempt(out, work)
+
+
+def test_an_equal_bundle_is_replaced_where_that_is_asked_for(old: Path) -> None:
+    with staging(old, overwrite=True) as stage:
+        fill(stage, OLD)
+        stage.commit(fields(OLD))
+        assert stage.committed
+    assert holds(old, OLD)
+
+
 def test_what_a_link_points_to_is_replaced_and_not_the_link(old: Path) -> None:
     link = old.parents[1] / "current"
     link.symlink_to(old)
