@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from graphspec import __version__, architectures
+from graphspec import __version__
 from graphspec.architecture import Resolution
 from graphspec.backends import BACKENDS, BackendKind
 from graphspec.bundle import existing_key, input_key, verify_bundle
@@ -28,6 +28,8 @@ from graphspec.machinery import refuse_unsupported
 from graphspec.manifest import Backend, Encoding, Manifest
 from graphspec.speculative_config import SpeculativeConfig
 from graphspec.staging import staging
+
+from .source import source_sha256
 
 OnStage = Callable[[str], None]
 DEFAULT_MAX_LENGTH = 4096
@@ -91,6 +93,8 @@ class Plan:
                 "widths": list(self.widths),
                 "bake_weights": self.options.bake_weights,
                 "machine": _device(self.options.backend),
+                "source": source_sha256(self.resolution),
+                "capabilities": [*sorted(self.resolution.architecture.capabilities)],
                 "versions": _versions(BACKENDS[self.options.backend]),
             }
         )
@@ -218,7 +222,6 @@ def _model_entry(checkpoint: Checkpoint, vocabulary: int = 0) -> dict[str, Any]:
 def _versions(backend: BackendKind) -> dict[str, JsonValue]:
     return {
         "graphspec": __version__,
-        "compiler": _own_source(),
         **{name: importlib.metadata.version(name) for name in _LIBRARIES},
         backend.name: _first_version(backend.distributions),
     }
@@ -231,14 +234,6 @@ def _first_version(distributions: Sequence[str]) -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return "unknown"
-
-
-def _own_source() -> str:
-    """Hash of the compiler itself: a changed one of the same version (a checkout) must not reuse old bundles."""
-    root = Path(__file__).resolve().parent
-    folders = (root, Path(str(architectures.__file__)).parent)
-    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
 
 
 def _device(backend: Backend) -> list[JsonValue]:
