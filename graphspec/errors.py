@@ -7,6 +7,7 @@ GraphspecError
 ├── UnsupportedError     the architecture or backend cannot honour what was asked
 ├── BuildError           tracing, lowering or writing a bundle failed
 ├── BundleError          a bundle is damaged, was tampered with, or this runtime cannot run it
+├── EngineError          the device failed while it ran
 └── RequestError         one generation request is invalid
 
 Every message says what was wrong, where, and what to do.
@@ -39,6 +40,10 @@ class BuildError(GraphspecError):
 
 class BundleError(GraphspecError):
     """A bundle is damaged, was tampered with, or this runtime cannot run it."""
+
+
+class EngineError(GraphspecError):
+    """The device failed while it ran."""
 
 
 class RequestError(GraphspecError):

@@ -1,0 +1,103 @@
+"""A GPU through cuda-python. Not run on a GPU yet: there was none where this was written."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from cuda.bindings import runtime as cuda
+from numpy.typing import NDArray
+
+from graphspec.errors import EngineError
+
+from .device import Address, Handle
+
+_TO_DEVICE = cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
+_TO_HOST = cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
+_ON_DEVICE = cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+
+
+class CudaDevice:
+    """One GPU, by its number."""
+
+    def __init__(self, number: int = 0) -> None:
+        """Raises EngineError where there is no such GPU."""
+        _checked(cuda.cudaSetDevice(number))
+        properties = _checked(cuda.cudaGetDeviceProperties(number))
+        self.compute_capability = f"sm{properties.major}{properties.minor}"
+        self._memory: list[Address] = []
+        self._host_memory: list[int] = []
+
+    def allocate(self, size: int) -> Address:
+        address = int(_checked(cuda.cudaMalloc(max(size, 1))))
+        self._memory.append(address)
+        _checked(cuda.cudaMemset(address, 0, max(size, 1)))
+        return address
+
+    def host_array(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        address = int(_checked(cuda.cudaMallocHost(size)))
+        self._host_memory.append(address)
+        memory = (ctypes.c_byte * size).from_address(address)
+        return np.frombuffer(memory, dtype).reshape(shape)
+
+    def stream(self) -> Handle:
+        # Non-blocking: the legacy default stream would order both of ours.
+        return _checked(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+
+    def event(self) -> Handle:
+        return _checked(cuda.cudaEventCreateWithFlags(cuda.cudaEventDisableTiming))
+
+    def upload(self, to: Address, array: NDArray[Any], stream: Handle) -> None:
+        # From pageable memory the call returns once the array has been read.
+        source = np.ascontiguousarray(array)
+        _checked(cuda.cudaMemcpyAsync(to, source.ctypes.data, source.nbytes, _TO_DEVICE, stream))
+
+    def copy(self, to: Address, source: Address, size: int, stream: Handle) -> None:
+        _checked(cuda.cudaMemcpyAsync(to, source, size, _ON_DEVICE, stream))
+
+    def download(self, to: NDArray[Any], source: Address, stream: Handle) -> None:
+        _checked(cuda.cudaMemcpyAsync(to.ctypes.data, source, to.nbytes, _TO_HOST, stream))
+
+    def record(self, event: Handle, stream: Handle) -> None:
+        _checked(cuda.cudaEventRecord(event, stream))
+
+    def wait(self, stream: Handle, event: Handle) -> None:
+        _checked(cuda.cudaStreamWaitEvent(stream, event, 0))
+
+    def synchronise(self, event: Handle) -> None:
+        _checked(cuda.cudaEventSynchronize(event))
+
+    def capture(self, stream: Handle, work: Callable[[], None]) -> Callable[[], None]:
+        _checked(cuda.cudaStreamBeginCapture(stream, cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal))
+        try:
+            work()
+        finally:
+            # Ends it also when the work failed: a stream left capturing takes nothing else.
+            ended = cuda.cudaStreamEndCapture(stream)
+        executable = _checked(cuda.cudaGraphInstantiate(_checked(ended), 0))
+        return lambda: _checked(cuda.cudaGraphLaunch(executable, stream))
+
+    def close(self) -> None:
+        cuda.cudaDeviceSynchronize()
+        for address in self._memory:
+            cuda.cudaFree(address)
+        for address in self._host_memory:
+            cuda.cudaFreeHost(address)
+        self._memory, self._host_memory = [], []
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    """A call's result. Raises EngineError with CUDA's own words."""
+    status, *results = answer
+    if status != cuda.cudaError_t.cudaSuccess:
+        _, name = cuda.cudaGetErrorName(status)
+        _, text = cuda.cudaGetErrorString(status)
+        raise EngineError(f"CUDA: {_text(text)} ({_text(name)})")
+    return results[0] if results else None
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,101 @@
+"""Row state on a device: tokens, lengths, sampling, random numbers, caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphspec.manifest import Manifest, StateSpec
+
+from .device import Address, Device, Handle
+from .engine import NO_TOKEN
+from .sampling import SamplingParams
+
+_BYTES = {"bool": 1, "int64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class RowState:
+    """Memory of `rows` rows; addresses are those of the first row a graph is given."""
+
+    def __init__(self, manifest: Manifest, rows: int, device: Device, stream: Handle) -> None:
+        self._device, self._stream, self._rows = device, stream, rows
+        self._width = manifest.num_draft_tokens + 1
+        self._capacity = manifest.capacity
+        self._strides = {
+            "tokens": 8 * self._width,
+            "kv_len": 8,
+            "active": 1,
+            "temperature": 4,
+            "top_k": 8,
+            "top_p": 4,
+            "min_p": 4,
+            "uniform": 4 * manifest.capacity,
+            **{state.input: self.row_bytes(manifest, state) for state in manifest.states},
+        }
+        self._memory = {name: device.allocate(rows * stride) for name, stride in self._strides.items()}
+        self._active: NDArray[np.bool_] | None = None
+
+    @staticmethod
+    def row_bytes(manifest: Manifest, state: StateSpec) -> int:
+        """Bytes of one row of a state."""
+        size = _BYTES[state.dtype]
+        for dim in state.shape:
+            size *= {"batch": 1, "capacity": manifest.capacity}[dim] if isinstance(dim, str) else dim
+        return size
+
+    def addresses(self, slot: int) -> dict[str, Address]:
+        """Of every input, from row `slot` on."""
+        return {name: at + slot * self._strides[name] for name, at in self._memory.items()}
+
+    def reset_all(self) -> None:
+        """Every row empty; the caches hold zeros or what finite numbers were written, masked either way."""
+        for slot in range(self._rows):
+            self._upload("tokens", slot, np.full(self._width, NO_TOKEN, np.int64))
+            self._upload("kv_len", slot, np.zeros(1, np.int64))
+            self._upload("top_p", slot, np.ones(1, np.float32))
+
+    def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32]) -> None:
+        """An empty row with a request's sampling and its table f32[capacity, 1]."""
+        self._upload("tokens", slot, np.full(self._width, NO_TOKEN, np.int64))
+        self._upload("kv_len", slot, np.zeros(1, np.int64))
+        temperature = 0.0 if params.greedy else params.temperature
+        self._upload("temperature", slot, np.array([temperature], np.float32))
+        self._upload("top_k", slot, np.array([max(params.top_k, 0)], np.int64))
+        self._upload("top_p", slot, np.array([params.top_p], np.float32))
+        self._upload("min_p", slot, np.array([params.min_p], np.float32))
+        self._upload("uniform", slot, uniform)
+
+    def activate(self, slots: Sequence[int]) -> None:
+        """Only these rows advance from now on."""
+        active = np.zeros(self._rows, np.bool_)
+        active[list(slots)] = True
+        if self._active is None or not np.array_equal(active, self._active):
+            self._device.upload(self._memory["active"], active, self._stream)
+            self._active = active
+
+    def take(self, outputs: Mapping[str, Address], rows: Sequence[int]) -> None:
+        """Tokens and lengths that a graph put out for these rows, which follow each other."""
+        for output, name in (("next_tokens", "tokens"), ("next_kv_len", "kv_len")):
+            stride = self._strides[name]
+            to = self._memory[name] + rows[0] * stride
+            self._device.copy(to, outputs[output], len(rows) * stride, self._stream)
+
+    def copy_state(self, name: str, source: Address, slot: int, rows: int) -> None:
+        """A state of `rows` rows from `slot` on."""
+        stride = self._strides[name]
+        self._device.copy(self._memory[name] + slot * stride, source, rows * stride, self._stream)
+
+    def tokens_of(self, slot: int) -> NDArray[np.int64]:
+        """The row's pending token and drafts, i64[K+1]; waits for the device."""
+        host = self._device.host_array((self._width,), np.int64)
+        self._device.download(host, self.addresses(slot)["tokens"], self._stream)
+        event = self._device.event()
+        self._device.record(event, self._stream)
+        self._device.synchronise(event)
+        return host.copy()
+
+    def _upload(self, name: str, slot: int, values: NDArray[Any]) -> None:
+        self._device.upload(self._memory[name] + slot * self._strides[name], values, self._stream)
