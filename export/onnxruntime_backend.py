@@ -92,7 +92,7 @@ class OnnxRuntimeBackend:
         """The fused graph of one width, before any backend's lowering, with its weights as inputs."""
         capacity = step.target.capacity
         fixed = specialise_step(model, width=width, num_draft_tokens=step.num_draft_tokens, capacity=capacity)
-        pipeline.fold_constants(fixed)
+        pipeline.fold_sizes(fixed)
         name = f"portable_{width}"
         file = f"graphs/{name}.onnx"
         pipeline.write_without_weights(fixed, root / file)

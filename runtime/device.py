@@ -58,10 +58,15 @@ class Device(Protocol):
 class Plan(Protocol):
     """A deserialised engine."""
 
-    scratch: int
-    """Bytes of working memory; engines that run one after another can share it."""
-    aliases: Mapping[str, str]
-    """Outputs that are written to the memory of an input."""
+    @property
+    def scratch(self) -> int:
+        """Bytes of working memory; engines that run one after another can share it."""
+        ...
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Outputs that are written to the memory of an input."""
+        ...
 
     def bind(self, addresses: Mapping[str, Address], scratch: Address) -> None:
         """Where inputs and outputs lie, by name."""

@@ -15,14 +15,14 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
-from graphspec.bundle import Bundle, open_bundle
+from graphspec.bundle import Bundle
 from graphspec.errors import ConfigError, RequestError
 from graphspec.manifest import Manifest
 
 from .acceptance import AcceptanceStatistics
 from .chat import render_chat
 from .engine import NO_TOKEN, Chunk, Engine, StepResult
-from .onnxruntime_engine import OnnxRuntimeEngine, host, most_threads
+from .loading import open_engine
 from .requests import check_count, checked_params, checked_prompts
 from .sampling import SamplingParams, fresh_seed, uniform_table
 from .stops import FinishReason, StopRules, StopTracker
@@ -300,17 +300,7 @@ def load(
     for name, value in (("max_batch_size", max_batch_size), ("num_threads", num_threads)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise ConfigError(f"{name} is {reprlib.repr(value)}: it must be an integer, or None")
-    opened = open_bundle(Path(bundle), verify=verify, host=host())
-    limit = opened.manifest.max_batch_size
-    if max_batch_size is not None and not 1 <= max_batch_size <= limit:
-        raise ConfigError(f"max_batch_size {max_batch_size}: the bundle was built for 1 to {limit} rows")
-    most = most_threads(opened.manifest)
-    if num_threads is not None and not 1 <= num_threads <= most:
-        raise ConfigError(
-            f"num_threads {num_threads}: 1 to {most} are possible, the fewer of this machine's cores and the target's "
-            "key/value heads; with more, a row's result would depend on the step it is in"
-        )
+    opened, engine = open_engine(Path(bundle), num_slots=max_batch_size, num_threads=num_threads, verify=verify)
     tokenizer = Tokenizer.load(opened.root)
-    engine = OnnxRuntimeEngine(opened, num_slots=max_batch_size, num_threads=num_threads)
     opened.confirm()  # a rebuild while it loaded would have mixed two bundles
     return LoadedBundle(opened, engine, tokenizer)

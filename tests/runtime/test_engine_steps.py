@@ -1,4 +1,4 @@
-"""The ONNX Runtime engine, step by step: against the eager step, out of order, at the edges, on the wrong machine."""
+"""The ONNX Runtime engine's own: caches in place, and the machine it is on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-import torch
 from answers import PROMPTS
-from eager import EagerLoop, Row, Sampling
-from pairs import FORCED, MAX_LENGTH, NAMES, K, Pairs
+from pairs import FORCED, NAMES, K, Pairs
 from restaging import restage
 
 from graphspec.bundle import open_bundle, read_manifest
@@ -57,110 +55,6 @@ def admit(engine: OnnxRuntimeEngine, slot: int, prompt: Sequence[int], params: S
     return pending
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_drafts_and_tokens_are_those_of_the_eager_step(pairs: Pairs, name: str) -> None:
-    """Four rows of different lengths in one batch, each beside an eager step that runs it alone."""
-    engine, step = opened(pairs.bundle(name)), pairs.step(name)
-    prompts = PROMPTS[2:6]
-    loops = []
-    for slot, (prompt, params) in enumerate(zip(prompts, PARAMS, strict=True)):
-        admit(engine, slot, prompt, params)
-        uniform = torch.tensor(uniform_table(params.seed or 0, engine.capacity))[:, 0]
-        sampling = Sampling(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            uniform=uniform,
-        )
-        loop = EagerLoop(step, [Row(prompt=prompt, chunk=CHUNK, sampling=sampling)], capacity=engine.capacity)
-        loop.prefill()
-        loops.append(loop)
-    assert_same_drafts(engine, loops)
-    for width in WIDTHS_IN_TURN:
-        result = engine.step(range(4), width).result()
-        for slot, loop in enumerate(loops):
-            (turn,) = loop.advance(width)
-            assert result.tokens(slot) == list(turn.committed[: turn.accepted + 1])
-        assert_same_drafts(engine, loops)
-    engine.close()
-
-
-def assert_same_drafts(engine: OnnxRuntimeEngine, loops: Sequence[EagerLoop]) -> None:
-    for slot, loop in enumerate(loops):
-        (row,) = loop.rows
-        assert engine.drafts(slot).tolist() == [row.tokens[-1], *row.drafts]
-
-
-def test_steps_may_be_launched_before_earlier_ones_are_read(engine: OnnxRuntimeEngine) -> None:
-    def run(read_at_once: bool) -> list[list[int]]:
-        pending = [admit(engine, slot, PROMPTS[slot + 2], PARAMS[slot]) for slot in range(4)]
-        launched = []
-        for width in WIDTHS_IN_TURN:
-            launched.append(engine.step(range(4), width))
-            if read_at_once:
-                launched[-1].result()
-        tokens = [[*first.result().tokens(0)] for first in pending]
-        for step in launched:
-            for slot in range(4):
-                tokens[slot] += step.result().tokens(slot)
-        return tokens
-
-    assert run(True) == run(False)
-
-
-def test_a_step_of_some_rows_leaves_the_others_as_they_were(engine: OnnxRuntimeEngine) -> None:
-    def run(order: Sequence[Sequence[int]]) -> list[list[int]]:
-        tokens = [[*admit(engine, slot, PROMPTS[slot + 2], PARAMS[slot]).result().tokens(0)] for slot in range(4)]
-        for slots in order:
-            result = engine.step(slots, K).result()
-            assert result.slots == tuple(slots)
-            for row, slot in enumerate(slots):
-                tokens[slot] += result.tokens(row)
-        return tokens
-
-    together = run([(0, 1, 2, 3)] * 8)
-    alone = run([(slot,) for _ in range(8) for slot in (3, 1, 0, 2)])
-    mixed = run([slots for _ in range(8) for slots in ((0, 3), (2,), (1,))])
-    assert together == alone == mixed
-
-
-def test_a_slot_forgets_its_last_request(engine: OnnxRuntimeEngine) -> None:
-    def run(slot: int) -> list[int]:
-        tokens = admit(engine, slot, PROMPTS[3], PARAMS[1]).result().tokens(0)
-        for _ in range(6):
-            tokens += engine.step([slot], K).result().tokens(0)
-        return list(tokens)
-
-    fresh = run(2)
-    admit(engine, 2, PROMPTS[7], PARAMS[3])
-    for _ in range(10):
-        engine.step([2], K)
-    assert run(2) == run(0) == fresh
-
-
-def test_a_row_at_the_end_of_its_cache_may_lie_between_those_stepped(engine: OnnxRuntimeEngine) -> None:
-    """As one does that was launched once more after its last token, before that was known."""
-    outer = (0, 2)
-
-    def run() -> list[list[int]]:
-        tokens = [list(admit(engine, slot, PROMPTS[slot + 2], PARAMS[0]).result().tokens(0)) for slot in outer]
-        for _ in range(8):
-            result = engine.step(outer, K).result()
-            for row in range(2):
-                tokens[row] += result.tokens(row)
-        return tokens
-
-    length = MAX_LENGTH - 1
-    last = admit(engine, 1, [7] * length, PARAMS[0]).result()
-    while length <= MAX_LENGTH + 2 * K:
-        last = engine.step([1], K).result()
-        length += len(last.tokens(0))
-    beside_it = run()
-    admit(engine, 1, [7], PARAMS[0])
-    assert run() == beside_it
-
-
 def test_what_a_step_raises_is_raised_where_it_is_read(engine: OnnxRuntimeEngine) -> None:
     admit(engine, 0, PROMPTS[3], PARAMS[0]).result()
     broken = engine.prefill(Chunk(slot=0, tokens=(1,) * (engine.capacity + 1)))
@@ -180,8 +74,9 @@ def test_caches_are_updated_in_place(
     pairs: Pairs, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """ONNX Runtime warns where it copies a cache instead; a step not bound in place shows that we would see it."""
+    path = pairs.bundle(name)  # before: a build runs steps of its own
     monkeypatch.setattr(onnxruntime, "SessionOptions", Talkative)
-    engine = opened(pairs.bundle(name))
+    engine = opened(path)
     admit(engine, 0, PROMPTS[5], PARAMS[0])
     admit(engine, 3, PROMPTS[2], PARAMS[1])
     for slots in ((0,), (0, 3), (3,)):

@@ -48,6 +48,7 @@ class FakeLibrary:
         self._in_place = in_place
 
     def load(self, content: bytes, file: str) -> FakePlan:
+        assert file.endswith(".engine")
         return FakePlan(content, self._in_place)
 
 

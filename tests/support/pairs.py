@@ -10,13 +10,17 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+import pytest
 import tiny
 import torch
+from fake_device import FakeCompiler
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from graphspec.architectures.step import FusedStep
 from graphspec.building import build, resolve_pair
+from graphspec.export.build import BuildOptions
+from graphspec.export.build import build as build_bundle
 from graphspec.resolution import complete_config
 from graphspec.runtime.generate import LoadedBundle, load
 from graphspec.speculative_config import SpeculativeConfig
@@ -53,6 +57,7 @@ class Pairs:
         self._root = root
         self.pair = cache(self._pair)
         self.bundle = cache(self._bundle)
+        self.engines = cache(self._engines)
         self.step = cache(self._step)
         self._target = cache(self._save_target)
         self._draft = cache(self._save_draft)
@@ -91,6 +96,22 @@ class Pairs:
                     out=out,
                     num_speculative_tokens=K,
                 )
+        return out
+
+    def _engines(self, name: str) -> Path:
+        """Built for TensorRT-RTX by the stand-in of fake_device.py, in float32, with batches of 1, 2 and 4."""
+        pair, out = self.pair(name), self._root / f"{name}-engines"
+        with self._locked(), pytest.MonkeyPatch.context() as patch:
+            if not out.exists():
+                patch.setattr("graphspec.export.assemble.TensorRt", FakeCompiler)
+                resolution = resolve_pair(pair.target, pair.draft, method=_method(name), arch=name)
+                config = SpeculativeConfig.parse(
+                    {"speculative_method": resolution.architecture.methods[0], "num_speculative_tokens": K}
+                )
+                options = BuildOptions(
+                    backend="tensorrt-rtx", encoding="float32", max_length=MAX_LENGTH, max_batch_size=4
+                )
+                build_bundle(resolution, complete_config(config, resolution), options, out)
         return out
 
     def _step(self, name: str) -> FusedStep:

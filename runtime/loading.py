@@ -1,0 +1,66 @@
+"""A bundle's engine, on the backend that the bundle was built for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from graphspec.bundle import Bundle, Host, open_bundle, read_manifest
+from graphspec.errors import ConfigError
+from graphspec.manifest import Backend, Manifest
+
+from .engine import Engine
+
+
+def open_engine(
+    path: Path, *, num_slots: int | None = None, num_threads: int | None = None, verify: bool = True
+) -> tuple[Bundle, Engine]:
+    """Hashes, backend and device are checked before a byte reaches the backend. Raises BundleError, and ConfigError
+    for settings that the bundle or this machine cannot honour."""
+    backend = read_manifest(path).backend.name
+    if backend == "onnxruntime":
+        return _on_cpu(path, num_slots, num_threads, verify)
+    return _on_gpu(path, backend, num_slots, num_threads, verify)
+
+
+def _on_cpu(path: Path, num_slots: int | None, num_threads: int | None, verify: bool) -> tuple[Bundle, Engine]:
+    from .onnxruntime_engine import OnnxRuntimeEngine, host, most_threads
+
+    opened = open_bundle(path, verify=verify, host=host())
+    _check_slots(opened.manifest, num_slots)
+    most = most_threads(opened.manifest)
+    if num_threads is not None and not 1 <= num_threads <= most:
+        raise ConfigError(
+            f"num_threads {num_threads}: 1 to {most} are possible, the fewer of this machine's cores and the target's "
+            "key/value heads; with more, a row's result would depend on the step it is in"
+        )
+    return opened, OnnxRuntimeEngine(opened, num_slots=num_slots, num_threads=num_threads)
+
+
+def _on_gpu(
+    path: Path, backend: Backend, num_slots: int | None, num_threads: int | None, verify: bool
+) -> tuple[Bundle, Engine]:
+    from .tensorrt_engine import TensorRtEngine
+    from .tensorrt_library import TensorRtLibrary
+
+    if num_threads is not None:
+        raise ConfigError(f"num_threads {num_threads}: threads are for CPUs, and the bundle is for {backend}")
+    library = TensorRtLibrary(backend)
+    try:
+        from .cuda_device import CudaDevice
+    except ImportError as error:
+        raise ConfigError(
+            f"the bundle is for {backend}, which needs cuda-python ({error}); install it with: pip install cuda-python"
+        ) from error
+    device = CudaDevice()
+    classes = frozenset({"rtx" if backend == "tensorrt-rtx" else device.compute_capability})
+    opened = open_bundle(
+        path, verify=verify, host=Host(backend=backend, version=library.version, device_classes=classes)
+    )
+    _check_slots(opened.manifest, num_slots)
+    return opened, TensorRtEngine(opened, library, device, num_slots=num_slots)
+
+
+def _check_slots(manifest: Manifest, num_slots: int | None) -> None:
+    limit = manifest.max_batch_size
+    if num_slots is not None and not 1 <= num_slots <= limit:
+        raise ConfigError(f"max_batch_size {num_slots}: the bundle was built for 1 to {limit} rows")

@@ -1,0 +1,165 @@
+"""What every engine does, whatever runs it: ONNX Runtime, and TensorRT's on a stand-in for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from answers import PROMPTS
+from eager import EagerLoop, Row, Sampling
+from fake_device import FakeDevice, FakeLibrary
+from pairs import MAX_LENGTH, NAMES, K, Pairs
+
+from graphspec.bundle import Host, open_bundle
+from graphspec.runtime.engine import NO_TOKEN, Chunk, Engine
+from graphspec.runtime.onnxruntime_engine import OnnxRuntimeEngine, host
+from graphspec.runtime.sampling import SamplingParams, uniform_table
+from graphspec.runtime.tensorrt_engine import TensorRtEngine
+
+pytestmark = pytest.mark.slow
+
+KINDS = ("onnxruntime", "tensorrt-rtx", "tensorrt-rtx, copying caches")
+FAKE = Host(backend="tensorrt-rtx", version="1.0.0", device_classes=frozenset({"rtx"}))
+
+WIDTHS_IN_TURN = (3, 3, 0, 2, 1, 3, 0, 0, 1, 1, 2, 3, 3, 2, 3, 3)
+CHUNK = 4
+PARAMS = (
+    SamplingParams(),
+    SamplingParams(temperature=0.7, seed=1),
+    SamplingParams(),
+    SamplingParams(temperature=1.3, top_k=20, top_p=0.95, min_p=0.01, seed=2),
+)
+
+
+def opened(pairs: Pairs, kind: str, name: str, *, num_slots: int = 4) -> Engine:
+    """An engine of `num_slots` rows."""
+    if kind == "onnxruntime":
+        bundle = open_bundle(pairs.bundle(name), host=host())
+        return OnnxRuntimeEngine(bundle, num_slots=num_slots, num_threads=1)
+    library = FakeLibrary(in_place=kind == "tensorrt-rtx")
+    return TensorRtEngine(open_bundle(pairs.engines(name), host=FAKE), library, FakeDevice(), num_slots=num_slots)
+
+
+@pytest.fixture(params=KINDS)
+def engine(request: pytest.FixtureRequest, pairs: Pairs) -> Iterator[Engine]:
+    made = opened(pairs, request.param, NAMES[0])
+    yield made
+    made.close()
+
+
+def admit(engine: Engine, slot: int, prompt: Sequence[int], params: SamplingParams) -> Any:
+    """Queues the request's prompt → the last chunk's Pending."""
+    engine.admit(slot, params, uniform_table(params.seed or 0, engine.capacity))
+    for start in range(0, len(prompt), CHUNK):
+        end = start + CHUNK
+        following = prompt[end] if end < len(prompt) else NO_TOKEN
+        pending = engine.prefill(Chunk(slot=slot, tokens=tuple(prompt[start:end]), next_token=following))
+    return pending
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [*((KINDS[0], name) for name in NAMES), *((KINDS[1], name) for name in (NAMES[1], NAMES[3]))]
+)
+def test_drafts_and_tokens_are_those_of_the_eager_step(pairs: Pairs, kind: str, name: str) -> None:
+    """Four rows of different lengths in one batch, each beside an eager step that runs it alone."""
+    engine, step = opened(pairs, kind, name), pairs.step(name)
+    prompts = PROMPTS[2:6]
+    loops = []
+    for slot, (prompt, params) in enumerate(zip(prompts, PARAMS, strict=True)):
+        admit(engine, slot, prompt, params)
+        uniform = torch.tensor(uniform_table(params.seed or 0, engine.capacity))[:, 0]
+        sampling = Sampling(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            uniform=uniform,
+        )
+        loop = EagerLoop(step, [Row(prompt=prompt, chunk=CHUNK, sampling=sampling)], capacity=engine.capacity)
+        loop.prefill()
+        loops.append(loop)
+    assert_same_drafts(engine, loops)
+    for width in WIDTHS_IN_TURN:
+        result = engine.step(range(4), width).result()
+        for slot, loop in enumerate(loops):
+            (turn,) = loop.advance(width)
+            assert result.tokens(slot) == list(turn.committed[: turn.accepted + 1])
+        assert_same_drafts(engine, loops)
+    engine.close()
+
+
+def assert_same_drafts(engine: Engine, loops: Sequence[EagerLoop]) -> None:
+    for slot, loop in enumerate(loops):
+        (row,) = loop.rows
+        assert engine.drafts(slot).tolist() == [row.tokens[-1], *row.drafts]
+
+
+def test_steps_may_be_launched_before_earlier_ones_are_read(engine: Engine) -> None:
+    def run(read_at_once: bool) -> list[list[int]]:
+        pending = [admit(engine, slot, PROMPTS[slot + 2], PARAMS[slot]) for slot in range(4)]
+        launched = []
+        for width in WIDTHS_IN_TURN:
+            launched.append(engine.step(range(4), width))
+            if read_at_once:
+                launched[-1].result()
+        tokens = [[*first.result().tokens(0)] for first in pending]
+        for step in launched:
+            for slot in range(4):
+                tokens[slot] += step.result().tokens(slot)
+        return tokens
+
+    assert run(True) == run(False)
+
+
+def test_a_step_of_some_rows_leaves_the_others_as_they_were(engine: Engine) -> None:
+    def run(order: Sequence[Sequence[int]]) -> list[list[int]]:
+        tokens = [[*admit(engine, slot, PROMPTS[slot + 2], PARAMS[slot]).result().tokens(0)] for slot in range(4)]
+        for slots in order:
+            result = engine.step(slots, K).result()
+            assert result.slots == tuple(slots)
+            for row, slot in enumerate(slots):
+                tokens[slot] += result.tokens(row)
+        return tokens
+
+    together = run([(0, 1, 2, 3)] * 8)
+    alone = run([(slot,) for _ in range(8) for slot in (3, 1, 0, 2)])
+    mixed = run([slots for _ in range(8) for slots in ((0, 3), (2,), (1,))])
+    assert together == alone == mixed
+
+
+def test_a_slot_forgets_its_last_request(engine: Engine) -> None:
+    def run(slot: int) -> list[int]:
+        tokens = admit(engine, slot, PROMPTS[3], PARAMS[1]).result().tokens(0)
+        for _ in range(6):
+            tokens += engine.step([slot], K).result().tokens(0)
+        return list(tokens)
+
+    fresh = run(2)
+    admit(engine, 2, PROMPTS[7], PARAMS[3])
+    for _ in range(10):
+        engine.step([2], K)
+    assert run(2) == run(0) == fresh
+
+
+def test_a_row_at_the_end_of_its_cache_may_lie_between_those_stepped(engine: Engine) -> None:
+    """As one does that was launched once more after its last token, before that was known."""
+    outer = (0, 2)
+
+    def run() -> list[list[int]]:
+        tokens = [list(admit(engine, slot, PROMPTS[slot + 2], PARAMS[0]).result().tokens(0)) for slot in outer]
+        for _ in range(8):
+            result = engine.step(outer, K).result()
+            for row in range(2):
+                tokens[row] += result.tokens(row)
+        return tokens
+
+    length = MAX_LENGTH - 1
+    last = admit(engine, 1, [7] * length, PARAMS[0]).result()
+    while length <= MAX_LENGTH + 2 * K:
+        last = engine.step([1], K).result()
+        length += len(last.tokens(0))
+    beside_it = run()
+    admit(engine, 1, [7], PARAMS[0])
+    assert run() == beside_it
