@@ -10,9 +10,10 @@ from itertools import islice
 import torch
 from torch import nn
 
-from graphspec.checkpoints import Checkpoint, check_tensors
+from graphspec.checkpoints import Checkpoint, check_tensors, fields
 from graphspec.checkpoints.listing import listed
-from graphspec.errors import CheckpointError
+from graphspec.detection import draft_body, target_body
+from graphspec.errors import CheckpointError, UnsupportedError
 
 _INTEGERS = re.compile(r"[IU]\d+|BOOL")
 """Names of dtypes."""
@@ -52,6 +53,7 @@ def load_parameters(
         for parameter, source in sources.items()
         for name, rows in zip(source.names, source.rows or (0,), strict=True)
     }
+    _refuse_quantised(checkpoint)
     check_tensors(checkpoint, expected, ignored)
     _refuse_integers(checkpoint, expected)
     # One pass over all of them: an error names every bad tensor, not only those of one parameter.
@@ -61,6 +63,21 @@ def load_parameters(
         value = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         owner, _, attribute = parameter.rpartition(".")
         setattr(module.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
+
+
+def _refuse_quantised(checkpoint: Checkpoint) -> None:
+    """What a quantised checkpoint stores is not its weights, whatever shape it has."""
+    for place in (checkpoint.config, target_body(checkpoint.config), draft_body(checkpoint.config)):
+        for key in ("quantization_config", "compression_config"):
+            settings = fields.section(place, key)
+            method = settings.get("quant_method")
+            # What bitsandbytes leaves behind when neither of its types is used.
+            unused = method == "bitsandbytes" and not settings.get("load_in_4bit") and not settings.get("load_in_8bit")
+            if settings and not unused:
+                raise UnsupportedError(
+                    f"checkpoint {checkpoint.name} is quantised ({key} of config.json: {method or 'no quant_method'}), "
+                    "and is read only as GGUF; use that or the unquantised one"
+                )
 
 
 def _refuse_integers(checkpoint: Checkpoint, names: Iterable[str]) -> None:

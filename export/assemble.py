@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphspec.architectures.step import FusedStep
-from graphspec.checkpoints import Checkpoint
+from graphspec.checkpoints import Checkpoint, fields
 from graphspec.errors import ConfigError
 from graphspec.manifest import Manifest
 from graphspec.staging import Stage
@@ -95,8 +95,10 @@ def _eos_token_ids(target: Checkpoint) -> tuple[int, ...]:
     found: set[int] = set()
     for source in (generation, target.config):
         value = source.get("eos_token_id")
-        found |= set(value if isinstance(value, list) else [value] if value is not None else [])
-    return tuple(sorted(found))
+        listed = value if isinstance(value, list) or value is None else [value]
+        found |= set(fields.whole_numbers({"eos_token_id": listed}, "eos_token_id"))
+    # A negative one is how some configs say that there is none.
+    return tuple(sorted(token for token in found if token >= 0))
 
 
 def _write_tokenizer(target: Checkpoint, root: Path) -> None:

@@ -21,7 +21,7 @@ from graphspec import __version__
 from graphspec.architecture import Resolution
 from graphspec.backends import BACKENDS, BackendKind
 from graphspec.bundle import existing_key, input_key, verify_bundle
-from graphspec.checkpoints import Checkpoint, fingerprint
+from graphspec.checkpoints import Checkpoint, fields, fingerprint
 from graphspec.detection import number, target_body
 from graphspec.errors import BundleError, CheckpointError, ConfigError
 from graphspec.machinery import refuse_unsupported
@@ -188,7 +188,7 @@ def _max_length(options: BuildOptions, resolution: Resolution) -> int:
     models = [resolution.target]
     if resolution.draft is not None and resolution.architecture.drafter.draft_is_target:
         models.append(resolution.draft)  # heads that only need a longer rotary table set no limit
-    stated = [number(target_body(model.config), "max_position_embeddings") for model in models]
+    stated = [fields.size_or(target_body(model.config), "max_position_embeddings", None) for model in models]
     if options.max_length is None:
         return min(DEFAULT_MAX_LENGTH, *(limit or UNSTATED_MAX_LENGTH for limit in stated))
     if options.max_length < 2:
@@ -215,7 +215,7 @@ def _model_entry(checkpoint: Checkpoint, vocabulary: int = 0) -> dict[str, Any]:
         "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "weights_sha256": fingerprint(checkpoint),
         "model_type": str(config.get("model_type") or config.get("speculators_model_type") or "unknown"),
-        "vocab_size": int(config.get("vocab_size") or vocabulary),
+        "vocab_size": number(config, "vocab_size") or vocabulary,
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphspec.architecture import Architecture, Facts, Resolution
-from graphspec.checkpoints import Checkpoint
+from graphspec.checkpoints import Checkpoint, fields
 from graphspec.detection import (
     DRAFT_LABELS,
     TARGET_FAMILIES,
@@ -16,11 +16,11 @@ from graphspec.detection import (
     has_mtp,
     looks_like_draft,
     mapping,
-    number,
 )
 from graphspec.errors import ResolutionError
 from graphspec.registry import find, target_kind
 from graphspec.speculative_config import SpeculativeConfig
+from graphspec.vocabularies import vocabulary_misfits
 
 
 def resolve(
@@ -53,8 +53,8 @@ def default_num_draft_tokens(resolution: Resolution) -> int:
     speculators = mapping(draft.config.get("speculators_config")) if draft else {}
     methods = speculators.get("proposal_methods")
     for proposal in methods if isinstance(methods, list) else ():
-        count = number(mapping(proposal), "speculative_tokens")
-        if count is not None and count >= 1:
+        said = mapping(proposal)
+        if said.get("speculative_tokens") != 0 and (count := fields.size_or(said, "speculative_tokens", None)):
             return count
     return resolution.architecture.drafter.default_num_speculative_tokens
 
@@ -122,7 +122,10 @@ def _serves(architecture: Architecture, asked: _Asked) -> bool:
 def _check_pair(architecture: Architecture, asked: _Asked) -> None:
     if asked.draft is None or asked.draft_facts is None:
         return
-    if problems := architecture.drafter.misfits(asked.target_facts, asked.draft_facts):
+    problems = [*architecture.drafter.misfits(asked.target_facts, asked.draft_facts)]
+    if architecture.drafter.draft_is_target:
+        problems += vocabulary_misfits(asked.target, asked.draft)
+    if problems:
         raise ResolutionError(
             f"draft '{asked.draft.name}' does not belong to target '{asked.target.name}' "
             f"as {architecture.name}: {'; '.join(problems)}"

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from graphspec.checkpoints import fields
 from graphspec.errors import CheckpointError, UnsupportedError
 
 from .. import ops
-from .rope import Rope, rope_from_config
+from .rope import FULL_ATTENTION, Rope, rope_from_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,45 +46,47 @@ class DecoderConfig:
     def read(cls, config: Mapping[str, Any], *, qk_norm: bool = False) -> DecoderConfig:
         """Reads raw config.json keys.
 
-        Raises CheckpointError for a size that is missing or none, UnsupportedError for layers of another kind.
+        Raises CheckpointError for a value that is missing or none of its kind, UnsupportedError for layers of
+        another kind.
         """
         _check_supported(config)
-        heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
-        head_dim = int(config.get("head_dim") or hidden // heads)
+        heads, hidden = fields.size(config, "num_attention_heads"), fields.size(config, "hidden_size")
+        kv_heads = fields.size_or(config, "num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise CheckpointError(
+                f"config.json says num_attention_heads is {heads} and num_key_value_heads {kv_heads}: "
+                "every key head serves as many query heads as the others"
+            )
+        head_dim = fields.size_or(config, "head_dim", hidden // heads)
+        if head_dim % 2 or not head_dim:
+            raise CheckpointError(f"config.json gives heads of size {head_dim} (head_dim), and pairs are rotated")
+        attention_bias = fields.switch(config, "attention_bias")
         return cls(
             hidden=hidden,
-            intermediate=_size(config, "intermediate_size"),
-            layers=_size(config, "num_hidden_layers"),
+            intermediate=fields.size(config, "intermediate_size"),
+            layers=fields.size(config, "num_hidden_layers"),
             heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
+            kv_heads=kv_heads,
             head_dim=head_dim,
-            eps=float(config.get("rms_norm_eps", 1e-6)),
-            vocabulary=_size(config, "vocab_size"),
+            eps=fields.number_or(config, "rms_norm_eps", 1e-6, nullable=False),
+            vocabulary=fields.size(config, "vocab_size"),
             rope=rope_from_config(config, head_dim),
-            max_positions=int(config.get("max_position_embeddings") or 2048),
+            max_positions=fields.size_or(config, "max_position_embeddings", 2048),
             qk_norm=qk_norm,
-            attention_bias=bool(config.get("attention_bias", False)),
-            output_bias=bool(config.get("attention_bias", False)),
-            mlp_bias=bool(config.get("mlp_bias", False)),
-            tied=bool(config.get("tie_word_embeddings", False)),
+            attention_bias=attention_bias,
+            output_bias=attention_bias,
+            mlp_bias=fields.switch(config, "mlp_bias"),
+            tied=fields.switch(config, "tie_word_embeddings"),
         )
-
-
-def _size(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        found = f"says {key} is {value!r}" if key in config else f"has no {key}"
-        raise CheckpointError(f"config.json {found}, and this kind of model needs it as a whole number above 0")
-    return value
 
 
 def _check_supported(config: Mapping[str, Any]) -> None:
     """Switches that would change what the layers compute, and that nothing here honours."""
     activation = config.get("hidden_act") or "silu"
     if activation not in ("silu", "swish"):
-        raise UnsupportedError(f"hidden_act '{activation}' of config.json is not supported; known is silu")
-    kinds = set(config.get("layer_types") or ()) - {"full_attention"}
-    if config.get("use_sliding_window") or kinds:
+        raise UnsupportedError(f"hidden_act {activation!r} of config.json is not supported; known is silu")
+    kinds = set(fields.strings(config, "layer_types")) - {FULL_ATTENTION}
+    if fields.switch(config, "use_sliding_window") or kinds:
         named = ", ".join(sorted(kinds)) or "use_sliding_window"
         raise UnsupportedError(f"config.json asks for {named}; these layers attend to everything before")
 

@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphspec.errors import CheckpointError, UnsupportedError
+from graphspec.checkpoints import fields
+from graphspec.errors import UnsupportedError
+
+FULL_ATTENTION = "full_attention"
+"""What configs call layers that attend to everything before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,44 +33,59 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
 
     Raises UnsupportedError for another kind of scaling, CheckpointError for one that lacks a number.
     """
-    parameters = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
-    if partial := {parameters.get("partial_rotary_factor"), config.get("partial_rotary_factor")} - {None, 1}:
-        raise UnsupportedError(f"partial_rotary_factor {partial.pop()} is not supported: whole heads are rotated")
-    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    parameters = _parameters(config)
+    for place in (parameters, config):
+        if (partial := fields.number_or(place, "partial_rotary_factor", 1.0)) != 1:
+            raise UnsupportedError(f"partial_rotary_factor {partial} is not supported: whole heads are rotated")
+    stated = fields.number_or(config, "rope_theta", 10000.0, above=1)
+    theta = fields.number_or(parameters, "rope_theta", stated, above=1)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies = 1.0 / (theta**exponents)
     if factors := config.get("graphspec_rope_freq_factors"):  # GGUF keeps llama3 scaling as one factor each
-        return Rope(inverse_frequencies=frequencies / torch.tensor(factors, dtype=torch.float32))
+        return Rope(inverse_frequencies=frequencies / _factors(factors, head_dim // 2))
     if kind == "default":
         return Rope(inverse_frequencies=frequencies)
     if kind == "linear":
-        return Rope(inverse_frequencies=frequencies / _number(parameters, "factor"))
+        return Rope(inverse_frequencies=frequencies / fields.number(parameters, "factor"))
     if kind == "llama3":
         return Rope(inverse_frequencies=_llama3(frequencies, parameters, config))
     if kind == "yarn":
         return _yarn(theta, head_dim, parameters, config)
-    raise UnsupportedError(f"rope scaling '{kind}' is not supported; known are default, linear, llama3 and yarn")
+    raise UnsupportedError(f"rope scaling {kind!r} is not supported; known are default, linear, llama3 and yarn")
 
 
-def _number(parameters: Mapping[str, Any], key: str) -> float:
-    value = parameters.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        kind = parameters.get("rope_type") or parameters.get("type")
-        raise CheckpointError(f"rope scaling '{kind}' of config.json has {key} {value!r}, and needs a number above 0")
-    return float(value)
+def _parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The scaling of the layers there are: some configs hold one for each kind of layer (checkpoints.md §1.1)."""
+    parameters = fields.section(config, "rope_scaling") or fields.section(config, "rope_parameters")
+    nested = sorted(key for key, value in parameters.items() if isinstance(value, Mapping))
+    if not nested:
+        return parameters
+    if FULL_ATTENTION not in nested:
+        raise UnsupportedError(f"the rope of config.json is for layers of {', '.join(nested)}, not {FULL_ATTENTION}")
+    return fields.section(parameters, FULL_ATTENTION)
+
+
+def _factors(values: object, count: int) -> Tensor:
+    key = "graphspec_rope_freq_factors"
+    listed = values if isinstance(values, list | tuple) else ()
+    if len(listed) != count:
+        raise fields.wrong(key, values, f"a list of {count} numbers above 0")
+    return torch.tensor([fields.number({key: value}, key) for value in listed], dtype=torch.float32)
 
 
 def _original_length(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> float:
     """Positions the model knew before its rope was scaled, wherever a config says so."""
     key = "original_max_position_embeddings"
     given = config.get(key) or parameters.get(key) or config.get("max_position_embeddings")
-    return _number({**parameters, key: given}, key)
+    return fields.number({key: given}, key)
 
 
 def _llama3(frequencies: Tensor, parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Tensor:
     """Llama 3.1's scaling: keep short wavelengths, divide long ones, blend between (checkpoints.md §3.1)."""
-    factor, low, high = (_number(parameters, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    factor, low, high = (fields.number(parameters, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    if low >= high:
+        raise fields.wrong("high_freq_factor", high, f"a number above low_freq_factor, {low:g}")
     original = _original_length(parameters, config)
     wavelengths = 2 * math.pi / frequencies
     blend = (original / wavelengths - low) / (high - low)
@@ -78,14 +97,16 @@ def _llama3(frequencies: Tensor, parameters: Mapping[str, Any], config: Mapping[
 
 def _yarn(theta: float, dim: int, parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
     """YaRN (arXiv 2309.00071): interpolate long wavelengths, keep short ones, ramp between."""
-    factor, original = _number(parameters, "factor"), _original_length(parameters, config)
-    fast, slow = float(parameters.get("beta_fast") or 32), float(parameters.get("beta_slow") or 1)
+    factor, original = fields.number(parameters, "factor"), _original_length(parameters, config)
+    fast, slow = (
+        fields.number_or(parameters, key, default) for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    )
 
     def correction(rotations: float) -> float:
         return (dim * math.log(original / (rotations * 2 * math.pi))) / (2 * math.log(theta))
 
     low, high = correction(fast), correction(slow)
-    if parameters.get("truncate", True):
+    if fields.switch(parameters, "truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
@@ -99,11 +120,13 @@ def _yarn_attention_factor(factor: float, parameters: Mapping[str, Any]) -> floa
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    if (given := parameters.get("attention_factor")) is not None:
-        return float(given)
-    mscale, mscale_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if (given := fields.number_or(parameters, "attention_factor", None)) is not None:
+        return given
+    mscale, mscale_all = (
+        fields.number_or(parameters, key, 0.0, above=-math.inf) for key in ("mscale", "mscale_all_dim")
+    )
     if mscale and mscale_all:
-        return scale(float(mscale)) / scale(float(mscale_all))
+        return scale(mscale) / scale(mscale_all)
     return scale(1.0)
 
 

@@ -6,15 +6,13 @@ target's state of position p, and the target's head reads its output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from graphspec.checkpoints import Checkpoint
-from graphspec.errors import CheckpointError
+from graphspec.errors import CheckpointError, UnsupportedError
 from graphspec.speculative_config import SpeculativeConfig
 
 from .. import ops
@@ -26,6 +24,7 @@ from ..step import Verified
 from ..target import DecoderTarget, draft_window, window
 from ..weights import Source, load_parameters, one
 from .names import RenamedCheckpoint
+from .switches import biases, body, is_on, refuse, stated
 
 
 class EagleDrafter(nn.Module):
@@ -90,31 +89,45 @@ def load_drafter(
 ) -> EagleDrafter:
     """The head with its weights; embedding and lm_head are the target's.
 
-    Raises CheckpointError for missing, unexpected or wrongly shaped tensors, or another hidden size.
+    Raises CheckpointError for missing, unexpected or wrongly shaped tensors, or another hidden size;
+    UnsupportedError for a head that says it does what none does here.
     """
-    raw: Mapping[str, Any] = draft.config.get("model") or draft.config
+    refuse(draft, "an EAGLE-1/2 head", on=("use_aux_hidden_state",))
     renamed = RenamedCheckpoint(draft)
-    shape = DecoderConfig.read({"vocab_size": target.config.vocabulary, **raw})
-    shape = replace(
-        shape,
-        attention_bias="layers.0.self_attn.q_proj.bias" in renamed,
-        output_bias="layers.0.self_attn.o_proj.bias" in renamed,
-    )
+    shape = DecoderConfig.read({"vocab_size": target.config.vocabulary, **body(draft)})
+    shape = replace(shape, **biases(draft, renamed))
     if shape.hidden != target.config.hidden:
         raise CheckpointError(
             f"draft '{draft.name}' has hidden size {shape.hidden} and the target {target.config.hidden}: "
             "an EAGLE head needs the target's hidden size"
         )
+    first_norm = stated(draft, "use_input_layernorm_in_first_layer")
     drafter = EagleDrafter(
         shape,
         capacity=target.capacity,
         num_draft_tokens=num_draft_tokens,
         fc_bias="fc.bias" in renamed,
-        first_input_norm="layers.0.input_layernorm.weight" in renamed,
-        last_norm=bool(raw.get("use_last_layernorm", False)),
+        # What the config promises and the file lacks must be missed; what it denies and the file has, refused.
+        first_input_norm="layers.0.input_layernorm.weight" in renamed if first_norm is None else first_norm,
+        last_norm=is_on(draft, "use_last_layernorm"),
     )
     load_parameters(drafter, renamed, _sources(drafter), ignored=_is_copy)
+    if is_on(draft, "has_lm_head"):
+        _check_head(renamed, target)
     return drafter
+
+
+def _check_head(renamed: RenamedCheckpoint, target: DecoderTarget) -> None:
+    """A head that says it has an output head of its own must have the target's: that is the one that is used."""
+    if "lm_head.weight" not in renamed:
+        raise CheckpointError(f"draft '{renamed.name}' says has_lm_head and has no lm_head.weight")
+    ((_, own),) = renamed.load(["lm_head.weight"])
+    shared = target.embedding.weight if target.head is None else target.head.weight
+    if own.shape != shared.shape or not torch.equal(own, shared.to(own.dtype)):
+        raise UnsupportedError(
+            f"draft '{renamed.name}' has an output head of its own (has_lm_head), and an EAGLE-1/2 head is run with "
+            "the target's here"
+        )
 
 
 def _sources(drafter: EagleDrafter) -> dict[str, Source]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from graphspec.checkpoints import Checkpoint
+from graphspec.checkpoints import Checkpoint, fields
 from graphspec.detection import TAP_FIELD
 from graphspec.errors import CheckpointError
 from graphspec.speculative_config import SpeculativeConfig
@@ -18,7 +18,9 @@ from ..blocks.decoder_weights import attention_sources, layer_sources, mlp_sourc
 from ..target import DecoderTarget
 from ..weights import Source, load_parameters, one
 from .eagle3 import Eagle3Drafter
+from .fit import LEAST_LAYERS
 from .names import RenamedCheckpoint
+from .switches import biases, body, is_on, refuse, stated
 
 
 def load_drafter(
@@ -27,12 +29,19 @@ def load_drafter(
     """The head with its weights.
 
     Raises CheckpointError for missing, unexpected or wrongly shaped tensors, taps that do not exist, a hidden
-    size that does not fit shared tensors, or a d2t that points outside the target's vocabulary.
+    size that does not fit shared tensors, or a d2t that does not name tokens of the target, each once;
+    UnsupportedError for a head that says it does what none does here.
     """
+    refuse(
+        draft,
+        "an EAGLE-3 head",
+        on=(),
+        off=("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"),
+    )
     renamed = RenamedCheckpoint(draft)
     shape = _shape(draft, renamed, target)
     taps = _taps(draft, renamed, target)
-    own_head = "lm_head.weight" in renamed
+    own_head = _has_own_head(draft, renamed)
     drafter = Eagle3Drafter(
         shape,
         taps=taps,
@@ -41,10 +50,10 @@ def load_drafter(
         own_embedding=_has_own_embedding(renamed, target),
         pruned="d2t" in renamed,
         # A norm that the config promises and the file lacks must be missed, not skipped.
-        tap_norms="fc_norm.0.weight" in renamed or _says(draft, "fc_norm", "use_aux_norm"),
-        norm_before_fc="input_norm.weight" in renamed or _says(draft, "norm_before_fc"),
-        norm_before_residual=bool(draft.config.get("norm_before_residual", False)),
-        norm_output=bool(draft.config.get("norm_output", False)),
+        tap_norms="fc_norm.0.weight" in renamed or is_on(draft, "fc_norm", "use_aux_norm"),
+        norm_before_fc="input_norm.weight" in renamed or is_on(draft, "norm_before_fc"),
+        norm_before_residual=is_on(draft, "norm_before_residual"),
+        norm_output=is_on(draft, "norm_output"),
         fc_bias="fc.bias" in renamed,
         num_draft_tokens=num_draft_tokens,
         capacity=target.capacity,
@@ -57,14 +66,20 @@ def load_drafter(
 
 
 def _shape(draft: Checkpoint, renamed: RenamedCheckpoint, target: DecoderTarget) -> DecoderConfig:
-    body: Mapping[str, Any] = draft.config.get("transformer_layer_config") or draft.config
-    shape = DecoderConfig.read({**body, "vocab_size": target.config.vocabulary})
-    return replace(
-        shape,
-        qk_norm="layers.0.self_attn.q_norm.weight" in renamed,
-        attention_bias="layers.0.self_attn.q_proj.bias" in renamed,
-        output_bias="layers.0.self_attn.o_proj.bias" in renamed,
-    )
+    shape = DecoderConfig.read({**body(draft), "vocab_size": target.config.vocabulary})
+    qk_norm = "layers.0.self_attn.q_norm.weight" in renamed
+    return replace(shape, qk_norm=qk_norm, **biases(draft, renamed))
+
+
+def _has_own_head(draft: Checkpoint, renamed: RenamedCheckpoint) -> bool:
+    """By the tensor; a config that says something else is wrong about its own file."""
+    found, said = "lm_head.weight" in renamed, stated(draft, "has_lm_head")
+    if said is not None and said != found:
+        raise CheckpointError(
+            f"draft '{draft.name}' says has_lm_head: {str(said).lower()}, and its lm_head.weight is "
+            f"{'there' if found else 'missing'}"
+        )
+    return found
 
 
 def _taps(draft: Checkpoint, renamed: RenamedCheckpoint, target: DecoderTarget) -> tuple[int, ...]:
@@ -87,6 +102,11 @@ def _taps(draft: Checkpoint, renamed: RenamedCheckpoint, target: DecoderTarget) 
     taps = _listed_taps(draft.config, layers)
     if taps is None and count == 3:
         taps = (2, layers // 2, layers - 3)
+        if layers < LEAST_LAYERS:
+            raise CheckpointError(
+                f"draft '{draft.name}' names no target layers ({TAP_FIELD}), and the usual three, {list(taps)}, are "
+                f"not three in a row: the target has {layers} layers, and that takes {LEAST_LAYERS}"
+            )
     if taps is None or len(taps) != count:
         raise CheckpointError(
             f"draft '{draft.name}': fc reads {count} hidden states and its config names "
@@ -97,26 +117,27 @@ def _taps(draft: Checkpoint, renamed: RenamedCheckpoint, target: DecoderTarget) 
             f"draft '{draft.name}' taps layers {wrong} ({TAP_FIELD}), and the target has {layers}; "
             "the draft was made for another target"
         )
+    if list(taps) != sorted(set(taps)):
+        raise CheckpointError(
+            f"draft '{draft.name}' taps layers {list(taps)} ({TAP_FIELD}): they must be in ascending order, each once"
+        )
+    if (number := fields.size_or(draft.config, "num_aux_hidden_states", None)) not in (None, count):
+        raise CheckpointError(
+            f"draft '{draft.name}': fc reads {count} hidden states and its config says num_aux_hidden_states {number}"
+        )
     return taps
 
 
-def _says(draft: Checkpoint, *keys: str) -> bool:
-    """Whether the config sets one of these switches, at the top level or in eagle_config."""
-    nested = draft.config.get("eagle_config") or {}
-    return any(bool(draft.config.get(key) or nested.get(key)) for key in keys)
-
-
 def _listed_taps(config: Mapping[str, Any], layers: int) -> tuple[int, ...] | None:
-    nested = (config.get("eagle_config") or {}).get(TAP_FIELD)
-    listed = config.get(TAP_FIELD) or nested
-    if not listed:
+    nested = fields.whole_numbers(fields.section(config, "eagle_config"), TAP_FIELD)
+    ids = tuple(fields.whole_numbers(config, TAP_FIELD) or nested)
+    if not ids:
         return None
-    ids = tuple(int(tap) for tap in listed)
     if ids == (2, layers // 2, layers - 3):
         return ids
     # eagle_config comes from SGLang and SpecForge, which name the layer a state leaves; vLLM and speculators
     # write the list at the top level and name the layer it enters.
-    leaves = ids == (1, layers // 2 - 1, layers - 4) or ids == tuple(nested or ())
+    leaves = ids == (1, layers // 2 - 1, layers - 4) or ids == tuple(nested)
     return tuple(tap + 1 for tap in ids) if leaves else ids
 
 
@@ -177,8 +198,10 @@ def _is_known_extra(name: str) -> bool:
 
 def _offsets(renamed: RenamedCheckpoint, drafter: Eagle3Drafter, target: DecoderTarget) -> torch.Tensor:
     """d2t holds offsets: target id = draft id + d2t[draft id] (checkpoints.md §4.2)."""
-    ((_, offsets),) = renamed.load(["d2t"])
-    offsets = offsets.to(torch.int64)
+    ((_, stored),) = renamed.load(["d2t"])
+    if stored.is_floating_point() or stored.dtype == torch.bool:
+        raise CheckpointError(f"draft '{renamed.name}': d2t is stored as {_dtype(stored)}, and token ids are integers")
+    offsets: torch.Tensor = stored.to(torch.int64)
     if drafter.head is None or offsets.shape != drafter.head.weight.shape[:1]:
         raise CheckpointError(
             f"draft '{renamed.name}': d2t has {tuple(offsets.shape)} entries for a head of "
@@ -191,4 +214,30 @@ def _offsets(renamed: RenamedCheckpoint, drafter: Eagle3Drafter, target: Decoder
             f"draft '{renamed.name}': d2t points at token {outside}, and the target's vocabulary ends at "
             f"{target.config.vocabulary - 1}; the draft was made for another target"
         )
+    counts = torch.bincount(ids, minlength=target.config.vocabulary)
+    if int(counts.max()) > 1:
+        raise CheckpointError(
+            f"draft '{renamed.name}': d2t points at token {int(counts.argmax())} {int(counts.max())} times; each "
+            "token of the draft is another one of the target"
+        )
+    if "t2d" in renamed:
+        _check_mask(renamed, counts > 0)
     return offsets
+
+
+def _check_mask(renamed: RenamedCheckpoint, drafted: torch.Tensor) -> None:
+    """t2d says which of the target's tokens the draft has: bool[V]. It is not needed, but must agree with d2t."""
+    ((_, mask),) = renamed.load(["t2d"])
+    if mask.shape != drafted.shape or mask.is_floating_point():
+        raise CheckpointError(
+            f"draft '{renamed.name}': t2d is {_dtype(mask)} of shape {list(mask.shape)}, and is a mask of the target's "
+            f"{len(drafted)} tokens; the draft was made for another target"
+        )
+    if wrong := int(((mask != 0) != drafted).sum()):
+        raise CheckpointError(
+            f"draft '{renamed.name}': t2d and d2t differ in {wrong} tokens; the draft's files do not belong together"
+        )
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -20,6 +20,9 @@ from graphspec.detection import (
     verifier_architecture,
 )
 
+LEAST_LAYERS = 7
+"""Of a target, so that an EAGLE-3 head's usual taps, 2, L//2 and L - 3, are three layers in ascending order."""
+
 
 def eagle_misfits(target: Facts, draft: Facts) -> Sequence[str]:
     """An EAGLE-1/2 head reads [embedding, feature] and shares the target's embedding and output head."""
@@ -117,6 +120,13 @@ def _wrong_taps(target: Facts, draft: Facts) -> Iterator[str]:
         yield f"its fc reads {count} target layers and its config does not say which"
     if ids is not None and len(ids) != count:
         yield f"its fc reads {count} target layers and its config names {len(ids)}"
+    if ids is None and count == 3 and not other_tap_field(draft.config) and layers < LEAST_LAYERS:
+        yield (
+            f"its config does not say which target layers it reads, and the usual three are there in targets of "
+            f"{LEAST_LAYERS} layers and more; this one has {layers}"
+        )
+    if ids is not None and all(isinstance(tap, int) for tap in ids) and len(set(ids)) < len(ids):
+        yield f"its {TAP_FIELD} names a layer twice: {ids}"
     if wrong := [tap for tap in ids or () if not (isinstance(tap, int) and 0 <= tap <= layers)]:
         yield f"its {TAP_FIELD} names {wrong}, and the target has {layers} layers: 0 to {layers} are possible"
 

@@ -9,12 +9,12 @@ import pytest
 import tiny
 import torch
 from torch import Tensor
-from twins import Twin
+from twins import Twin, load_twin
 
 from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
 from graphspec.architectures.drafters.eagle3_loading import load_drafter
 from graphspec.checkpoints import open_checkpoint
-from graphspec.errors import CheckpointError
+from graphspec.errors import CheckpointError, UnsupportedError
 from graphspec.speculative_config import SpeculativeConfig
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -91,6 +91,7 @@ def test_d2t_may_not_point_outside_the_vocabulary(llama: Twin, tmp_path: Path, o
 def test_d2t_may_point_at_the_first_and_the_last_token(llama: Twin, tmp_path: Path) -> None:
     tensors = tiny.eagle3_tensors()
     tensors["d2t"][0], tensors["d2t"][31] = 0, 127 - 31
+    del tensors["t2d"]
     assert torch.equal(load(llama, tmp_path, tensors).offsets, tensors["d2t"])
 
 
@@ -182,3 +183,119 @@ def test_offsets_of_any_integer_type_are_read(llama: Twin, tmp_path: Path, dtype
     tensors = tiny.eagle3_tensors()
     offsets = load(llama, tmp_path, tensors | {"d2t": tensors["d2t"].to(dtype)}).offsets
     assert torch.equal(offsets, tensors["d2t"])
+
+
+def test_offsets_that_are_no_integers_are_refused(llama: Twin, tmp_path: Path) -> None:
+    tensors = tiny.eagle3_tensors()
+    message = refused(llama, tmp_path, tensors | {"d2t": tensors["d2t"] + 0.5})
+    assert "d2t is stored as float32" in message
+
+
+def test_two_tokens_of_the_draft_that_are_one_of_the_target_are_refused(llama: Twin, tmp_path: Path) -> None:
+    tensors = tiny.eagle3_tensors()
+    tensors["d2t"][5] = tensors["d2t"][4] - 1
+    repeated = 4 + int(tensors["d2t"][4])
+    assert f"d2t points at token {repeated} 2 times" in refused(llama, tmp_path, tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+def test_a_mask_that_contradicts_the_offsets_is_refused(llama: Twin, tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = tiny.eagle3_tensors()
+    kept = tensors["t2d"].to(dtype)
+    assert load(llama, tmp_path / "right", tensors | {"t2d": kept}).pruned
+    assert "t2d and d2t differ in 128 tokens" in refused(
+        llama, tmp_path / "a", tensors | {"t2d": (~tensors["t2d"]).to(dtype)}
+    )
+    assert "t2d is" in refused(llama, tmp_path / "b", tensors | {"t2d": kept[:-1]})
+
+
+@pytest.mark.parametrize("taps", [[5, 4, 2], [2, 2, 5], [2, 5, 4]])
+def test_taps_are_ascending_and_each_is_another_layer(llama: Twin, tmp_path: Path, taps: list[int]) -> None:
+    config: dict[str, Any] = {IDS: taps}
+    assert f"taps layers {taps} ({IDS}): they must be in ascending order" in refused(llama, tmp_path, **config)
+
+
+@pytest.mark.parametrize("taps", ["2,4,5", [2.5, 4, 5], [2, 4, "5"], [True, 4, 5], 4])
+@pytest.mark.parametrize("nested", [False, True])
+def test_taps_are_whole_numbers(llama: Twin, tmp_path: Path, taps: object, nested: bool) -> None:
+    config: dict[str, Any] = {"eagle_config": {IDS: taps}} if nested else {IDS: taps}
+    assert f"config.json says {IDS} is" in refused(llama, tmp_path, **config)
+
+
+@pytest.mark.parametrize("layers", range(3, 7))
+def test_the_usual_taps_need_a_target_deep_enough(tmp_path: Path, layers: int) -> None:
+    """2, L//2 and L - 3 would come out of order, or twice."""
+    target = load_twin(tiny.save_llama(tmp_path / "target", layers=layers))
+    message = refused(target, tmp_path / "draft")
+    assert f"the target has {layers} layers, and that takes 7" in message
+    config: dict[str, Any] = {IDS: [1, 2, 3]}
+    assert load(target, tmp_path / "named", **config).taps == (1, 2, 3)
+
+
+def test_as_many_hidden_states_are_promised_as_fc_reads(llama: Twin, tmp_path: Path) -> None:
+    assert "says num_aux_hidden_states 4" in refused(llama, tmp_path / "a", num_aux_hidden_states=4)
+    assert load(llama, tmp_path / "b", num_aux_hidden_states=3).taps == (2, 4, 5)
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"use_aux_hidden_state": False},
+        {"use_input_layernorm_in_first_layer": False},
+        {"use_last_layernorm": False},
+        {"use_mtp_layernorm": True},
+        {"parallel_drafting": True},
+        {"parallel_draft_step": 2},
+        {"parallel_draft_step": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_switch_that_nothing_here_follows_is_refused_by_name(
+    llama: Twin, tmp_path: Path, switch: dict[str, Any], nested: bool
+) -> None:
+    ((name, value),) = switch.items()
+    with pytest.raises(
+        UnsupportedError, match=rf"asks for {name}: {str(value).lower()}, which an EAGLE-3 head does not"
+    ):
+        load(llama, tmp_path, **({"eagle_config": switch} if nested else switch))
+
+
+def test_switches_that_say_what_is_done_are_taken(llama: Twin, tmp_path: Path) -> None:
+    said: dict[str, Any] = {
+        "use_aux_hidden_state": True,
+        "use_input_layernorm_in_first_layer": True,
+        "use_last_layernorm": True,
+        "use_mtp_layernorm": False,
+        "parallel_draft_step": 1,
+        "has_lm_head": True,
+        "norm_before_residual": None,
+    }
+    assert load(llama, tmp_path, eagle_config=said).taps == (2, 4, 5)
+
+
+@pytest.mark.parametrize("key", ["norm_before_residual", "norm_output"])
+def test_switches_in_the_eagle_config_are_followed_too(llama: Twin, tmp_path: Path, key: str) -> None:
+    drafter = load(llama, tmp_path, eagle_config={key: True})
+    owner = drafter.first if key == "norm_before_residual" else drafter
+    assert getattr(owner, key) is True
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_what_the_config_says_of_the_head_agrees_with_the_file(llama: Twin, tmp_path: Path, said: bool) -> None:
+    tensors = without("lm_head.weight", "d2t", "t2d") if said else tiny.eagle3_tensors()
+    message = refused(llama, tmp_path, tensors, has_lm_head=said, draft_vocab_size=128)
+    assert f"says has_lm_head: {str(said).lower()}, and its lm_head.weight is" in message
+
+
+def test_biases_that_the_config_promises_must_be_there(llama: Twin, tmp_path: Path) -> None:
+    message = refused(llama, tmp_path, qkv_bias=True)
+    assert "missing: layers.0.self_attn.k_proj.bias, layers.0.self_attn.q_proj.bias" in message
+
+
+@pytest.mark.parametrize("key", ["norm_before_fc", "norm_output", "use_last_layernorm", "qkv_bias"])
+def test_a_switch_is_true_or_false(llama: Twin, tmp_path: Path, key: str) -> None:
+    config: dict[str, Any] = {key: "false"}
+    assert f"config.json says {key} is 'false', and this kind of model needs it as true or false" in refused(
+        llama, tmp_path, **config
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -36,6 +38,12 @@ def edit(path: Path, change: Callable[[Tensors], object]) -> Path:
     change(tensors)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
     return path
+
+
+def edit_config(path: Path, changes: dict[str, Any]) -> None:
+    """Changes keys of a config.json."""
+    file = path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 def load_target(path: Path) -> DecoderTarget:
@@ -181,6 +189,89 @@ def test_an_eagle_heads_problems_are_named_together(small: Twin, tmp_path: Path)
 def test_an_eagle_head_that_wants_its_last_norm_must_have_it(small: Twin, tmp_path: Path) -> None:
     path = tiny.save_eagle(tmp_path, use_last_layernorm=True)
     assert "1 missing: norm.weight" in said(lambda: load_eagle(small, path))
+
+
+@pytest.mark.parametrize(
+    ("switch", "missing"),
+    [
+        ("use_input_layernorm_in_first_layer", "1 missing: layers.0.input_layernorm.weight"),
+        ("qkv_bias", "3 missing: layers.0.self_attn.k_proj.bias"),
+        ("attention_bias", "3 missing: layers.0.self_attn.k_proj.bias"),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_an_eagle_heads_switches_promise_must_be_there(
+    small: Twin, tmp_path: Path, switch: str, missing: str, nested: bool
+) -> None:
+    config: dict[str, Any] = {"eagle_config": {switch: True}} if nested else {switch: True}
+    assert missing in said(lambda: load_eagle(small, tiny.save_eagle(tmp_path, **config)))
+
+
+def test_a_first_norm_that_an_eagle_heads_config_denies_is_not_used(small: Twin, tmp_path: Path) -> None:
+    norm = {"layers.0.input_layernorm.weight": torch.ones(64)}
+    path = tiny.save_eagle(tmp_path, tiny.eagle_tensors() | norm, use_input_layernorm_in_first_layer=False)
+    assert "1 unexpected: layers.0.input_layernorm.weight" in said(lambda: load_eagle(small, path))
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"use_aux_hidden_state": True},
+        {"parallel_draft_step": 3},
+        {"parallel_drafting": True},
+        {"use_mtp_layernorm": True},
+    ],
+    ids=str,
+)
+def test_a_switch_that_no_eagle_head_follows_here_is_refused_by_name(
+    small: Twin, tmp_path: Path, switch: dict[str, Any]
+) -> None:
+    with pytest.raises(UnsupportedError, match=f"asks for {next(iter(switch))}: "):
+        load_eagle(small, tiny.save_eagle(tmp_path, **switch))
+
+
+def test_an_eagle_head_with_an_output_head_of_its_own_is_refused_and_a_copy_is_not(small: Twin, tmp_path: Path) -> None:
+    assert "no lm_head.weight" in said(lambda: load_eagle(small, tiny.save_eagle(tmp_path / "a", has_lm_head=True)))
+    head = small.head.float()
+    copy = {"lm_head.weight": head.half()}
+    assert load_eagle(small, tiny.save_eagle(tmp_path / "b", tiny.eagle_tensors() | copy, has_lm_head=True))
+    own = {"lm_head.weight": head + 1}
+    with pytest.raises(UnsupportedError, match="an output head of its own"):
+        load_eagle(small, tiny.save_eagle(tmp_path / "c", tiny.eagle_tensors() | own, has_lm_head=True))
+
+
+@pytest.mark.parametrize("key", ["model", "eagle_config"])
+def test_a_part_of_an_eagle_config_is_an_object(small: Twin, tmp_path: Path, key: str) -> None:
+    config: dict[str, Any] = {key: "x"}
+    message = said(lambda: load_eagle(small, tiny.save_eagle(tmp_path, **config)))
+    assert f"config.json says {key} is 'x', and this kind of model needs it as an object" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config of config.json: fp8"),
+        ({"compression_config": {"format": "pack"}}, "compression_config of config.json: no quant_method"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, ": bitsandbytes"),
+    ],
+)
+def test_a_quantised_checkpoint_is_refused_by_its_method(
+    small: Twin, tmp_path: Path, settings: dict[str, Any], named: str
+) -> None:
+    target, draft = tiny.save_llama(tmp_path / "t", layers=1), tiny.save_eagle(tmp_path / "d", **settings)
+    edit_config(target, settings)
+    for load in (lambda: load_target(target), lambda: load_eagle(small, draft), lambda: load_standalone(small, target)):
+        with pytest.raises(UnsupportedError, match=named):
+            load()
+
+
+@pytest.mark.parametrize(
+    "settings", [None, {}, {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False}]
+)
+def test_a_quantisation_that_is_none_is_no_matter(tmp_path: Path, settings: dict[str, Any] | None) -> None:
+    target = tiny.save_llama(tmp_path, layers=1)
+    edit_config(target, {"quantization_config": settings})
+    assert load_target(target)
 
 
 def test_an_eagle_head_of_another_hidden_size_names_both(small: Twin, tmp_path: Path) -> None:
