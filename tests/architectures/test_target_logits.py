@@ -209,11 +209,11 @@ def test_what_would_compute_something_else_is_refused(tmp_path: Path, changes: d
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"hidden_size": None}, "hidden_size is None"),
+        ({"hidden_size": None}, "hidden_size is null"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"vocab_size": "128"}, "vocab_size is '128'"),
-        ({"rope_parameters": {"rope_type": "linear"}}, "'linear' .* factor None"),
-        ({"rope_parameters": LLAMA3 | {"low_freq_factor": None}}, "'llama3' .* low_freq_factor None"),
+        ({"rope_parameters": {"rope_type": "linear"}}, " factor is null"),
+        ({"rope_parameters": LLAMA3 | {"low_freq_factor": None}}, "low_freq_factor is null"),
     ],
 )
 def test_a_size_that_is_none_is_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
