@@ -35,7 +35,7 @@ check: $(VENV)/.installed
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 clean:
 	rm -rf $(VENV) $(DEMO)

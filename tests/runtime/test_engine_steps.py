@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pairs import FORCED, NAMES, K, Pairs
 from restaging import restage
 
 from graphspec.bundle import open_bundle, read_manifest
-from graphspec.errors import BundleError
+from graphspec.errors import BundleError, ConfigError
 from graphspec.export.device import multiplies_uint8_by_int8_exactly, probe_model
 from graphspec.runtime.engine import NO_TOKEN, Chunk
 from graphspec.runtime.generate import load
@@ -125,7 +126,6 @@ def for_vnni(pairs: Pairs, out: Path, probe: bytes) -> Path:
     ("change", "said"),
     [
         ({"device_class": "riscv64"}, "built for device class riscv64"),
-        ({"name": "tensorrt"}, "built for tensorrt"),
         ({"min_version": "99.0"}, "built for onnxruntime 99.0 or newer"),
     ],
 )
@@ -135,6 +135,14 @@ def test_a_bundle_for_another_machine_is_refused(
     source = pairs.bundle(FORCED)
     backend = read_manifest(source).backend.model_dump() | change
     with pytest.raises(BundleError, match=said):
+        load(restage(source, tmp_path / "bundle", backend=backend))
+
+
+def test_a_bundle_for_a_gpu_says_what_to_install(pairs: Pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = pairs.bundle(FORCED)
+    backend = read_manifest(source).backend.model_dump() | {"name": "tensorrt"}
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(ConfigError, match=r"the bundle is for tensorrt, .*pip install 'graphspec-llm\[gpu\]'"):
         load(restage(source, tmp_path / "bundle", backend=backend))
 
 
