@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import combinations
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
@@ -212,6 +213,14 @@ class Manifest(_Part):
             raise ValueError("no graph prefills")
         return self
 
+    @model_validator(mode="after")
+    def _each_step_has_one_graph(self) -> Self:
+        runnable = [graph for graph in self.graphs if graph.role != "portable"]
+        for first, second in combinations(runnable, 2):
+            if _serve_the_same(first, second):
+                raise ValueError(f"graphs {first.name} and {second.name} serve the same steps")
+        return self
+
     def _check_graph(self, graph: Graph) -> None:
         if graph.file not in self.files:
             raise ValueError(f"graph {graph.name}: {graph.file} is not one of the bundle's files")
@@ -221,6 +230,14 @@ class Manifest(_Part):
             raise ValueError(f"graph {graph.name}: batch {graph.batch_sizes[-1]} is over {self.max_batch_size}")
         if graph.variant is not None and graph.variant not in self.variants:
             raise ValueError(f"graph {graph.name}: {graph.variant} is not one of the bundle's variants")
+        if graph.role == "portable":
+            return
+        # What the fused step is called with (graphspec.architectures.step).
+        drafted = [spec.shape[-1] for spec in graph.outputs if spec.name == "next_tokens" and spec.shape]
+        if any(isinstance(size, int) and size != self.num_draft_tokens + 1 for size in drafted):
+            raise ValueError(f"graph {graph.name} drafts {drafted[0]} - 1 tokens, not {self.num_draft_tokens}")
+        if (graph.variant or self.variants) in ("greedy", ("greedy",)) and "temperature" in _names(graph.inputs):
+            raise ValueError(f"graph {graph.name} samples, and the bundle says that it is greedy")
 
     @model_validator(mode="after")
     def _states_fit(self) -> Self:
@@ -235,6 +252,10 @@ class Manifest(_Part):
                     raise ValueError(f"state {state.input} differs from the input of graph {graph.name}")
                 if state.output not in (output.name for output in graph.outputs):
                     raise ValueError(f"state {state.output} is no output of graph {graph.name}")
+        known = {state.input for state in self.states}
+        for graph in runnable:
+            if strange := sorted({*graph.aliases.values()} - known):
+                raise ValueError(f"graph {graph.name} updates {', '.join(strange)} in place, which is no state")
         return self
 
     @model_validator(mode="after")
@@ -301,6 +322,26 @@ def _bytes(size: int) -> str:
         return f"{size} B"
     unit, scale = next(("kMGTPE"[i], 1000 ** (i + 1)) for i in range(6) if i == 5 or size < 999.95 * 1000 ** (i + 1))
     return f"{size / scale:.1f} {unit}B"
+
+
+def _serve_the_same(first: Graph, second: Graph) -> bool:
+    """Whether a server could not tell which of two graphs to run."""
+    variants = {first.variant, second.variant} - {None}
+    dynamic = "dynamic" in (first.batch_sizes, second.batch_sizes)
+    if len(variants) > 1 or not (dynamic or set(first.batch_sizes) & set(second.batch_sizes)):
+        return False
+    if first.role == second.role == "prefill":
+        return _chunk(first) == _chunk(second)
+    return "prefill" not in (first.role, second.role) and bool(set(first.widths) & set(second.widths))
+
+
+def _chunk(graph: Graph) -> int | str | None:
+    """Prompt tokens that one call of a prefill graph takes."""
+    return next((spec.shape[-1] for spec in graph.inputs if spec.name == "tokens" and spec.shape), None)
+
+
+def _names(specs: Iterable[TensorSpec]) -> set[str]:
+    return {spec.name for spec in specs}
 
 
 def _by_name(specs: tuple[TensorSpec, ...], what: str) -> dict[str, TensorSpec]:

@@ -161,6 +161,11 @@ def staging(out: Path, *, overwrite: bool = False, needed_bytes: int | None = No
     except Exception as error:
         if _is_full(error):
             raise BuildError(_full_message(out, stage.path.parent, needed_bytes)) from error
+        if _is_too_large(error):
+            raise BuildError(
+                f"{out} cannot be written: a file of it is larger than this process or the file system allows; "
+                "raise the limit (ulimit -f), or choose another place"
+            ) from error
         raise
     finally:
         stage._close()
@@ -306,12 +311,20 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _is_full(error: BaseException | None) -> bool:
-    """Whether a full disk is behind an error. Writers in other languages tell it only in words."""
+def _is_full(error: BaseException) -> bool:
+    """Whether a full disk is behind an error."""
+    return _is_behind(error, _FULL, "No space left on device")
+
+
+def _is_too_large(error: BaseException) -> bool:
+    """Whether a limit on the size of a file is behind an error, which then names no file."""
+    return _is_behind(error, (errno.EFBIG,), "File too large")
+
+
+def _is_behind(error: BaseException | None, codes: tuple[int, ...], words: str) -> bool:
+    """Whether an error or a cause of it has one of these codes. Writers in other languages tell it only in words."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in _FULL:
-            return True
-        if "No space left on device" in str(error):
+        if (isinstance(error, OSError) and error.errno in codes) or words in str(error):
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False

@@ -25,6 +25,15 @@ from .sampling import SamplingParams
 Array = NDArray[Any]
 
 _RESULTS = ("accepted", "committed", "next_tokens", "next_kv_len")
+_SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "uniform"})
+"""Inputs of a graph that samples."""
+_NEEDED = frozenset({"tokens", "kv_len", "n_tokens", "n_known", "next_token", "verify_offsets", "key_positions"})
+"""Inputs of every graph, beside its states."""
+_TYPES = {
+    f"tensor({theirs})": ours
+    for theirs, ours in (("float", "float32"), ("float16", "float16"), ("int64", "int64"), ("int32", "int32"))
+}
+"""ONNX Runtime's names of types, and the manifest's."""
 _CONTEXT_STEP = 32
 """Visible positions are rounded up to a multiple: fewer distinct shapes for the memory planner, equal bits."""
 
@@ -42,7 +51,15 @@ class OnnxRuntimeEngine:
         (self._graph,) = (graph for graph in manifest.graphs if graph.role == "any")
         self._session = _session(bundle, self._graph, num_threads or most_threads(manifest), profile=profile)
         self._inputs = frozenset(spec.name for spec in self._graph.inputs)
-        self._states = _zero_states(manifest, self.num_slots)
+        _check_interface(self._session, bundle, self._graph)
+        try:
+            self._states = _zero_states(manifest, self.num_slots)
+            self._uniform = np.zeros((self.num_slots, self.capacity, 1), np.float32)
+        except (MemoryError, ValueError) as error:  # ValueError: more than any machine could have
+            raise BundleError(
+                f"{bundle.root} needs more memory than there is: {self.num_slots} rows of {self.capacity} positions; "
+                "load it with a smaller max_batch_size, or build it with a smaller --max-length"
+            ) from error
         self._tokens = np.full((self.num_slots, self._width + 1), NO_TOKEN, np.int64)
         self._kv_len = np.zeros(self.num_slots, np.int64)
         self._sampling: dict[str, Array] = {
@@ -51,7 +68,6 @@ class OnnxRuntimeEngine:
             "top_p": np.ones(self.num_slots, np.float32),
             "min_p": np.zeros(self.num_slots, np.float32),
         }
-        self._uniform = np.zeros((self.num_slots, self.capacity, 1), np.float32)
         self._bindings: dict[tuple[int, int], Any] = {}
         self._device = ThreadPoolExecutor(1, thread_name_prefix="graphspec-engine")
         self._warm_up()
@@ -193,6 +209,33 @@ def _session(bundle: Bundle, graph: Graph, num_threads: int | None, *, profile: 
             f"{' '.join(str(error).split())}; rebuild it with: "
             f"{rebuild_command(bundle.manifest.build_command, bundle.root)}"
         ) from error
+
+
+def _check_interface(session: Any, bundle: Bundle, graph: Graph) -> None:
+    """Raises BundleError where the graph in the file is not the one that the manifest describes, or not one that
+    this engine can feed: hashes say that files are as they were written, not that they belong together."""
+    manifest = bundle.manifest
+    states = {state.input for state in manifest.states}
+    problems = []
+    for what, specs, found in (
+        ("input", graph.inputs, session.get_inputs()),
+        ("output", graph.outputs, session.get_outputs()),
+    ):
+        said = {spec.name: (spec.dtype, spec.shape) for spec in specs}
+        real = {value.name: (_TYPES.get(value.type, value.type), tuple(value.shape)) for value in found}
+        problems += [f"{what} {name}" for name in sorted(said.keys() | real) if said.get(name) != real.get(name)]
+    problems += [f"input {name}" for name in sorted(_NEEDED - {spec.name for spec in graph.inputs})]
+    problems += [f"input {spec.name}" for spec in graph.inputs if spec.name not in states | _NEEDED | _SAMPLING]
+    problems += [f"output {name}" for name in _RESULTS if name not in {spec.name for spec in graph.outputs}]
+    samples = {spec.name for spec in graph.inputs} & _SAMPLING
+    if samples not in (_SAMPLING, set()) or bool(samples) != ("greedy" not in manifest.variants):
+        problems.append("sampling")
+    if problems:
+        raise BundleError(
+            f"{bundle.root} contradicts itself: {graph.file} is not as the manifest or this server expects "
+            f"({', '.join(dict.fromkeys(problems))}); rebuild it with: "
+            f"{rebuild_command(manifest.build_command, bundle.root)}"
+        )
 
 
 def _options(num_threads: int | None) -> Any:

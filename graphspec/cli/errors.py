@@ -72,6 +72,9 @@ def _line(error: Exception) -> tuple[str, int]:
         return f"error: {error.format_message().rstrip('.')}; see {where} --help", error.exit_code
     if isinstance(error, ModuleNotFoundError) and (extra := _extra(error.name or "")):
         return f"error: this needs {error.name}, which is not installed: pip install 'graphspec-llm[{extra}]'", 1
+    if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "graphspec":
+        # Of a module team's own, which names what it needs.
+        return f"error: this needs {error.name}, which is not installed{_noted(error)}", 1
     if isinstance(error, OSError) and error.strerror:
         named = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
         reason = "disk full" if error.errno in _FULL else error.strerror
@@ -80,6 +83,11 @@ def _line(error: Exception) -> tuple[str, int]:
         return f"error: out of memory: {_text(error)}", 1
     notes = [*getattr(error, "__notes__", ()), "run with --debug for the traceback"]
     return f"internal error: {_text(error)} ({'; '.join(notes)})", 1
+
+
+def _noted(error: Exception) -> str:
+    notes = getattr(error, "__notes__", ())
+    return f" ({'; '.join(notes)})" if notes else ""
 
 
 def _text(error: Exception) -> str:

@@ -412,6 +412,29 @@ def test_more_drafts_than_could_ever_be_used_are_refused_before_any_work(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [20, 300], ids=["small", "in the middle"])
+def test_a_limit_on_the_size_of_files_is_one_line_that_names_the_bundle(
+    limit: int, checkpoints: Path, tmp_path: Path
+) -> None:
+    words = [
+        *GRAPHSPEC,
+        "build",
+        "--model",
+        checkpoints / "target",
+        "--encoding",
+        "float32",
+        "-o",
+        tmp_path / "new/out",
+    ]
+    limited = ["sh", "-c", 'ulimit -f "$1"; shift; exec "$@"', "sh", str(limit)]
+    done = subprocess.run([*limited, *map(str, words)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"error: {tmp_path / 'new/out'} cannot be written: a file of it is larger than this process")
+    assert os.listdir(tmp_path) == []
+
+
 SMALL_DISK = """
 set -e
 mount -t tmpfs -o size="$1" tmpfs "$2"

@@ -29,6 +29,15 @@ def state(**changes: object) -> dict[str, Any]:
     return {**fields()["states"][0], **changes}
 
 
+TEMPERATURE = {"name": "temperature", "dtype": "float32", "shape": ["batch"]}
+
+
+def drafting(count: int) -> dict[str, Any]:
+    """A graph whose next_tokens are so many."""
+    tokens = {"name": "next_tokens", "dtype": "int64", "shape": ["batch", count]}
+    return graph(widths=[0, 1], outputs=[*graph()["outputs"], tokens])
+
+
 def message(changed: Mapping[str, object]) -> str:
     with pytest.raises(ValidationError) as caught:
         Manifest.model_validate(changed)
@@ -84,11 +93,44 @@ def test_it_cannot_be_changed() -> None:
         (fields(states=[state(dtype="float16")]), "state cache.0.key differs from the input of graph step"),
         (fields(states=[state(shape=["batch", 2, 8])]), "state cache.0.key differs from the input of graph step"),
         (fields(states=[state(shape=["batch", 2, "length", 8])]), "Input should be 'batch' or 'capacity'"),
+        (fields(states=[]), "graph step updates cache.0.key in place, which is no state"),
+        (fields(graphs=[graph(), graph(name="z")]), "graphs step and z serve the same steps"),
+        (
+            fields(graphs=[graph(), graph(name="z", role="step", widths=[1], batch_sizes=[4])]),
+            "graphs step and z serve the same steps",
+        ),
+        (
+            fields(graphs=[graph(), graph(name="y", role="prefill"), graph(name="z", role="prefill", widths=[0])]),
+            "graphs y and z serve the same steps",
+        ),
+        (fields(num_draft_tokens=1, widths=[0, 1], graphs=[drafting(3)]), "graph step drafts 3 - 1 tokens, not 1"),
+        (fields(num_draft_tokens=1, widths=[0, 1], graphs=[drafting(1)]), "graph step drafts 1 - 1 tokens, not 1"),
+        (
+            fields(variants=["greedy"], graphs=[graph(variant=None, inputs=[*graph()["inputs"], TEMPERATURE])]),
+            "graph step samples, and the bundle says that it is greedy",
+        ),
         (fields(files={**fields()["files"], "manifest.json": {"size": 1, "sha256": "0" * 64}}), "list itself"),
     ],
 )
 def test_a_contradiction_is_refused(changed: dict[str, object], said: str) -> None:
     assert said in message(changed)
+
+
+def test_graphs_of_other_widths_batches_variants_and_chunks_stand_side_by_side() -> None:
+    """As TensorRT's engines do."""
+    steps = [
+        graph(name=f"w{width}_b{batch}_{variant}", role="step", widths=[width], batch_sizes=[batch], variant=variant)
+        for width in (0, 1, 2)
+        for batch in (1, 4)
+        for variant in ("greedy", "sampling")
+    ]
+    (tokens, *others) = graph()["inputs"]
+    prefills = [
+        graph(name=f"p{chunk}", role="prefill", widths=[0], inputs=[{**tokens, "shape": ["batch", chunk]}, *others])
+        for chunk in (16, 64)
+    ]
+    both = Manifest.model_validate(fields(variants=["greedy", "sampling"], graphs=[*steps, *prefills]))
+    assert len(both.graphs) == 14
 
 
 def test_two_outputs_cannot_alias_one_input() -> None:
