@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,6 +205,17 @@ def invalid() -> int:
             "error: this needs onnxruntime, which is not installed: pip install 'graphspec-llm[cpu]'",
         ),
         (
+            raising(ModuleNotFoundError("No module named 'house.rope'", name="house.rope")),
+            1,
+            "error: this needs house.rope, which is not installed",
+        ),
+        (
+            raising(ModuleNotFoundError("No module named 'graphspec.nothing'", name="graphspec.nothing")),
+            1,
+            "internal error: ModuleNotFoundError: No module named 'graphspec.nothing' (run with --debug for the "
+            "traceback)",
+        ),
+        (
             raising(ValueError("first\nsecond")),
             1,
             "internal error: ValueError: first second (run with --debug for the traceback)",
@@ -229,6 +241,21 @@ def test_a_note_on_a_foreign_error_is_told(capsys: pytest.CaptureFixture[str]) -
     error.add_note("while importing my.arch")
     guarded(raising(error), debug=False)
     assert "(while importing my.arch; run with --debug" in capsys.readouterr().err
+
+
+def test_a_library_that_a_plug_in_lacks_is_told_with_the_plug_in(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_plug_in.py").write_text("import nothing_there\n")
+    result = run("archs", "--arch-module", "my_plug_in")
+    assert (result.status, result.errors) == (
+        1,
+        [
+            "error: this needs nothing_there, which is not installed "
+            "(while importing the architecture declarations of my_plug_in)"
+        ],
+    )
 
 
 @pytest.mark.parametrize("args", [["--debug", "inspect", "nowhere"], ["inspect", "nowhere", "--debug"]])
