@@ -103,7 +103,11 @@ class _Asked:
 
     def __init__(self, batch: Batch, kept: Tensor, target: DecoderTarget, first: int) -> None:
         self._batch, self._first = batch, first
-        self._head = (target.embedding.weight if target.head is None else target.head.weight)[kept]
+        # Several unrolls ask for the same distribution: each is computed once, and found by its row.
+        said = functional.pad(batch.anchors, (1, 0))[:, :-1]  # where the target says a token that can be drafted
+        self._rows = said.flatten().cumsum(0).reshape(said.shape) - 1
+        head = (target.embedding.weight if target.head is None else target.head.weight)[kept]
+        self._distributions = torch.softmax(functional.linear(batch.final[said], head), dim=-1)
 
     def exists(self, step: int) -> Tensor:
         """bool[B, N - first]: whether the text holds the token that unroll `step` drafts there."""
@@ -111,12 +115,14 @@ class _Asked:
 
     def tokens(self, step: int) -> Tensor:
         """i64[B, N - first]: that token; 0 beyond the end."""
-        return functional.pad(self._batch.tokens[:, self._first :], (0, 2 + step))[:, 2 + step :]
+        return self._ahead(self._batch.tokens, 2 + step)
 
     def distribution(self, step: int, rows: Tensor) -> Tensor:
         """f32[M, Vd]: the target's, over the draft's vocabulary alone."""
-        final = functional.pad(self._batch.final[:, self._first :], (0, 0, 0, 1 + step))[:, 1 + step :]
-        return torch.softmax(functional.linear(final[rows], self._head), dim=-1)
+        return self._distributions[self._ahead(self._rows, 1 + step)[rows]]
+
+    def _ahead(self, values: Tensor, distance: int) -> Tensor:
+        return functional.pad(values[:, self._first :], (0, distance))[:, distance:]
 
     def _positions(self) -> Tensor:
         return torch.arange(self._first, self._batch.tokens.shape[1])

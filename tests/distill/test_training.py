@@ -17,6 +17,7 @@ from graphspec.distill.drafts import DraftShape, draft_config, new_drafter, save
 from graphspec.distill.features import FeatureStore, target_pass
 from graphspec.distill.loss import Hits, batch_loss, collate
 from graphspec.distill.training import Lesson, Progress, Recipe, evaluate, learning_rate, train
+from graphspec.distill.unroll import unroll
 from graphspec.distill.vocabulary import choose_vocabulary
 from graphspec.errors import CheckpointError, ConfigError
 from graphspec.speculative_config import SpeculativeConfig
@@ -170,6 +171,27 @@ def test_padding_does_not_change_a_conversations_loss(lesson: Lesson) -> None:
     known = [sum(token in kept_of(lesson) for token in c.answer[1:]) for c in pair]
     expected = (losses[0] * known[0] + losses[1] * known[1]) / sum(known)
     assert losses[2] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_loss_is_the_cross_entropy_with_the_targets_distribution(lesson: Lesson) -> None:
+    """Position by position, from the definition."""
+    (only,) = lesson.training[3:4]
+    features, kept = lesson.store.load(only), torch.arange(64) + lesson.drafter.offsets
+    batch = collate([only], [features])
+    with torch.no_grad():
+        found = float(batch_loss(lesson.drafter, lesson.target, batch, depth=2, decay=0.5))
+        outs = list(unroll(lesson.drafter, lesson.target, batch.tokens, batch.taps, depth=2))
+        means = []
+        for step, out in enumerate(outs):
+            losses = []
+            for anchor in range(len(only.prompt) - 1, len(only.tokens) - 2 - step):
+                if only.tokens[anchor + 2 + step] in kept.tolist():
+                    logits = lesson.target.logits(features.final[None, anchor + 1 + step, None].float())[0, 0, kept]
+                    assert lesson.drafter.head is not None
+                    said = lesson.drafter.head(lesson.drafter.norm(out[0, anchor]))
+                    losses.append(-(logits.softmax(-1) * said.log_softmax(-1)).sum())
+            means.append(float(torch.stack(losses).mean()))
+    assert found == pytest.approx((means[0] + 0.5 * means[1]) / 1.5, rel=1e-4)
 
 
 def kept_of(lesson: Lesson) -> set[int]:
