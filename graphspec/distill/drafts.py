@@ -96,8 +96,11 @@ def save_draft(folder: Path, drafter: Eagle3Drafter, config: Mapping[str, Any]) 
     kept = torch.arange(len(drafter.offsets)) + drafter.offsets
     tensors["d2t"], tensors["t2d"] = drafter.offsets, target_to_draft(kept, drafter.config.vocabulary)
     folder.mkdir(parents=True, exist_ok=True)
+    weights = folder / "model.safetensors"
+    partial = weights.with_suffix(".partial")  # an older draft stays whole until this one is
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+    partial.replace(weights)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
 
 
 def _published(name: str) -> str:

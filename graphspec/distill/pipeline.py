@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from graphspec.architecture import Resolution
 from graphspec.building import build, require_libraries, resolve_pair
 from graphspec.checkpoints import fingerprint
@@ -202,8 +204,6 @@ def _lesson(
     training: list[Conversation],
     held_out: list[Conversation],
 ) -> tuple[Lesson, dict[str, Any]]:
-    import torch
-
     torch.set_num_threads(options.threads)
     capacity = options.max_length + options.recipe.depth + 1
     target = pair.architecture.target.load(pair.target, capacity=capacity)
@@ -231,9 +231,7 @@ def _identity(pair: Resolution, options: DistillOptions, training: Sequence[Conv
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def _kept(lesson: Lesson) -> Any:
-    import torch
-
+def _kept(lesson: Lesson) -> torch.Tensor:
     return torch.arange(len(lesson.drafter.offsets)) + lesson.drafter.offsets
 
 
