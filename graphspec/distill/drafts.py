@@ -22,7 +22,7 @@ from .vocabulary import draft_to_target, target_to_draft
 
 _CARRIED = ("rope_theta", "rms_norm_eps", "max_position_embeddings", "bos_token_id", "eos_token_id")
 """Config keys that a head has from its target; not the scaling of its rope (checkpoints.md §4.2)."""
-_FEWEST_LAYERS = 3
+_FEWEST_LAYERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,9 @@ def draft_config(target: Mapping[str, Any], shape: DraftShape, draft_vocabulary:
     """config.json of a one-layer head. Raises UnsupportedError for a target too shallow to be tapped."""
     sizes = DecoderConfig.read(target)
     if sizes.layers < _FEWEST_LAYERS:
-        raise UnsupportedError(f"EAGLE-3 reads three layers, and the target has {sizes.layers}; use another method")
+        raise UnsupportedError(
+            f"EAGLE-3 reads three layers, and a target of {sizes.layers} has too few between its ends"
+        )
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -54,11 +56,17 @@ def draft_config(target: Mapping[str, Any], shape: DraftShape, draft_vocabulary:
         "vocab_size": sizes.vocabulary,
         "draft_vocab_size": draft_vocabulary,
         "target_hidden_size": sizes.hidden,
-        # Layers entered, as vLLM counts; the list that every server takes when there is none.
-        "eagle_aux_hidden_state_layer_ids": [2, sizes.layers // 2, sizes.layers - 3],
+        "eagle_aux_hidden_state_layer_ids": list(taps(sizes.layers)),
         "torch_dtype": "float16",
         **{key: target[key] for key in _CARRIED if target.get(key) is not None},
     }
+
+
+def taps(layers: int) -> tuple[int, int, int]:
+    """Layers whose input a head reads, as vLLM counts them. In a deep target those that every server takes when a
+    config names none; they would meet in a shallow one."""
+    usual = (2, layers // 2, layers - 3)
+    return usual if usual[0] < usual[1] < usual[2] else (1, layers // 2, layers - 1)
 
 
 def new_drafter(target: DecoderTarget, config: Mapping[str, Any], kept: Tensor, *, seed: int) -> Eagle3Drafter:

@@ -13,13 +13,13 @@ from graphspec.architectures.target import DecoderTarget
 from graphspec.building import resolve_pair
 from graphspec.checkpoints import open_checkpoint
 from graphspec.distill.conversations import Conversation
-from graphspec.distill.drafts import DraftShape, draft_config, new_drafter, save_draft
+from graphspec.distill.drafts import DraftShape, draft_config, new_drafter, save_draft, taps
 from graphspec.distill.features import FeatureStore, target_pass
 from graphspec.distill.loss import Hits, batch_loss, collate
 from graphspec.distill.training import Lesson, Progress, Recipe, evaluate, learning_rate, train
 from graphspec.distill.unroll import unroll
 from graphspec.distill.vocabulary import choose_vocabulary
-from graphspec.errors import CheckpointError, ConfigError
+from graphspec.errors import CheckpointError, ConfigError, UnsupportedError
 from graphspec.speculative_config import SpeculativeConfig
 
 RECIPE = Recipe(epochs=3, batch_size=2, depth=3, learning_rate=3e-3, seed=1)
@@ -206,6 +206,16 @@ def test_only_tokens_of_the_answer_behind_its_first_are_drafted(lesson: Lesson) 
         batch_loss(lesson.drafter, lesson.target, batch, depth=3, decay=1.0, hits=hits)
     count = len(only.answer) - 1  # the target itself says the first one
     assert hits.chains == [count, count - 1, count - 2]
+
+
+@pytest.mark.parametrize(("layers", "read"), [(30, (2, 15, 27)), (7, (2, 3, 4)), (6, (1, 3, 5)), (4, (1, 2, 3))])
+def test_three_different_layers_are_read(layers: int, read: tuple[int, ...]) -> None:
+    assert taps(layers) == read
+
+
+def test_a_target_of_three_layers_is_refused(chatty: Path) -> None:
+    with pytest.raises(UnsupportedError, match="a target of 3 has too few"):
+        draft_config({**open_checkpoint(chatty).config, "num_hidden_layers": 3}, DraftShape(), 64)
 
 
 def test_a_saved_draft_is_the_one_that_was_trained(lesson: Lesson, chatty: Path, tmp_path: Path) -> None:
