@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from graphspec.checkpoints import open_checkpoint
     from graphspec.registry import registered
     from graphspec.resolution import resolve
-    from graphspec.runtime.generate import Generation, Piece, load
+    from graphspec.runtime.answer import Generation, Piece
+    from graphspec.runtime.generate import load
     from graphspec.runtime.sampling import SamplingParams
     from graphspec.speculative_config import SpeculativeConfig
 
@@ -32,8 +33,8 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Generation": "graphspec.runtime.generate",
-    "Piece": "graphspec.runtime.generate",
+    "Generation": "graphspec.runtime.answer",
+    "Piece": "graphspec.runtime.answer",
     "SamplingParams": "graphspec.runtime.sampling",
     "SpeculativeConfig": "graphspec.speculative_config",
     "build": "graphspec.building",

@@ -9,7 +9,6 @@ import os
 import reprlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -19,58 +18,15 @@ from graphspec.bundle import Bundle
 from graphspec.errors import ConfigError, RequestError
 from graphspec.manifest import Manifest
 
-from .acceptance import AcceptanceStatistics
+from .answer import Answer, Generation, Piece, new_answer
 from .chat import render_chat
-from .engine import NO_TOKEN, Chunk, Engine, StepResult
+from .engine import Engine, StepResult
 from .loading import open_engine
 from .requests import check_count, checked_params, checked_prompts
-from .sampling import SamplingParams, fresh_seed, uniform_table
-from .stops import FinishReason, StopRules, StopTracker
-from .text import IncrementalDetokenizer, Tokenizer
+from .sampling import SamplingParams, uniform_table
+from .text import Tokenizer
 
 PREFILL_CHUNK = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """The answer to one prompt."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    """Generated tokens, an ending EOS or stop token included."""
-    finish_reason: FinishReason
-    num_prompt_tokens: int
-    seed: int
-    acceptance: AcceptanceStatistics
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """What was added to one answer; the last piece of an answer carries it whole.
-
-    Only that one may have no text: tokens whose text is not decided yet (half a character, the start of what may
-    be a stop string) come with the piece that their text is in.
-    """
-
-    index: int
-    """Which prompt."""
-    text: str
-    token_ids: tuple[int, ...]
-    """All that came since the piece before."""
-    generation: Generation | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class _Request:
-    index: int
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    seed: int
-    tracker: StopTracker
-    token_ids: list[int] = field(default_factory=list)
-    num_streamed: int = 0
-    """How many of them are in pieces."""
-    acceptance: AcceptanceStatistics = field(default_factory=AcceptanceStatistics)
 
 
 class _Slots:
@@ -157,8 +113,8 @@ class LoadedBundle:
         each = checked_params(params, len(asked))
         verified = self._checked_width(width)
         check_count("prefill_chunk", prefill_chunk)
-        requests = [self._request(i, p, s) for i, (p, s) in enumerate(zip(asked, each, strict=True))]
-        return self._run(requests, verified, prefill_chunk)
+        answers = [self._answer(i, p, s) for i, (p, s) in enumerate(zip(asked, each, strict=True))]
+        return self._run(answers, verified, prefill_chunk)
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt that the model's chat template makes of messages. Raises RequestError."""
@@ -166,6 +122,11 @@ class LoadedBundle:
         return render_chat(
             tokenizer.chat_template, messages, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
         )
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the steps."""
+        return self._engine
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; a chat prompt names its special tokens itself. Raises RequestError."""
@@ -186,105 +147,44 @@ class LoadedBundle:
             raise RequestError(f"width {reprlib.repr(width)} is not in this bundle; it was built for {known}")
         return width
 
-    def _request(self, index: int, prompt: str | tuple[int, ...], params: SamplingParams) -> _Request:
-        ids = tuple(self.encode(prompt)) if isinstance(prompt, str) else prompt
-        limit, vocabulary = self.manifest.max_length, self.manifest.pair.target.vocab_size
-        if not ids:
-            raise RequestError("the prompt is empty: give at least one token")
-        if wrong := [token for token in ids if not 0 <= token < vocabulary]:
-            raise RequestError(f"the prompt holds token {wrong[0]}; the vocabulary has tokens 0 to {vocabulary - 1}")
-        if wrong := [token for token in params.stop_token_ids if token >= vocabulary]:
-            raise RequestError(
-                f"stop_token_ids holds {wrong[0]}, which never comes: the vocabulary has tokens 0 to {vocabulary - 1}"
-            )
-        if len(ids) >= limit:
-            raise RequestError(
-                f"the prompt has {len(ids)} tokens and the bundle holds {limit} for prompt and answer together; "
-                "shorten it, or build with a larger --max-length"
-            )
-        if "greedy" in self.manifest.variants and not params.greedy:
-            raise RequestError(
-                f"temperature is {params.temperature} and the bundle was built with --use-greedy-acceptance; "
-                "use temperature 0, or build without it"
-            )
-        rules = StopRules.of(params, eos_token_ids=self.manifest.eos_token_ids, room=limit - len(ids))
-        detokenizer = IncrementalDetokenizer(self.tokenizer, prompt=ids)
-        return _Request(
-            index=index,
-            prompt=ids,
-            params=params,
-            seed=fresh_seed() if params.seed is None else params.seed,
-            tracker=StopTracker(rules, detokenizer),
-        )
+    def _answer(self, index: int, prompt: str | tuple[int, ...], params: SamplingParams) -> Answer:
+        ids = self.encode(prompt) if isinstance(prompt, str) else prompt
+        return new_answer(self.manifest, self.tokenizer, ids, params, index=index)
 
-    def _run(self, requests: Sequence[_Request], width: int, prefill_chunk: int) -> Iterator[Piece]:
-        waiting, running = deque(requests), dict[int, _Request]()
+    def _run(self, answers: Sequence[Answer], width: int, prefill_chunk: int) -> Iterator[Piece]:
+        waiting, running = deque(answers), dict[int, Answer]()
         try:
             while waiting or running:
                 # One at a time: what is taken is in `running`, so that any way out of here gives it back.
                 while waiting and (slot := self._slots.take()) is not None:
-                    request = running[slot] = waiting.popleft()
+                    answer = running[slot] = waiting.popleft()
                     self._check_open()
-                    if request.tracker.cut is None:
-                        yield from self._take(request, self._prefill(slot, request, prefill_chunk).tokens(0))
-                    else:  # max_new_tokens 0
-                        yield from self._take(request, [])
+                    if answer.ended:  # max_new_tokens 0
+                        yield from answer.end()
+                    else:
+                        yield from answer.commit(self._prefill(slot, answer, prefill_chunk).tokens(0))
                 self._release_finished(running)
                 if running:
                     self._check_open()
                     result = self._engine.step(sorted(running), width).result()
-                    yield from self._take_step(running, result, width)
+                    for row, slot in enumerate(result.slots):
+                        accepted = int(result.accepted[row])
+                        yield from running[slot].commit(result.tokens(row), accepted=accepted, width=width)
                     self._release_finished(running)
                 elif waiting and not self._slots.any_free:
                     raise RequestError("another generation in progress holds every row of this bundle; finish it first")
         finally:  # also when the caller drops the iterator in the middle
             self._slots.give_back(running)
 
-    def _prefill(self, slot: int, request: _Request, size: int) -> StepResult:
-        """Runs the whole prompt; the last chunk commits the first token."""
-        table = uniform_table(request.seed, self._engine.capacity)
-        self._engine.admit(slot, request.params, table)
-        prompt = request.prompt
-        for start in range(0, len(prompt), size):
-            after = start + size
-            following = prompt[after] if after < len(prompt) else NO_TOKEN
-            pending = self._engine.prefill(Chunk(slot=slot, tokens=prompt[start:after], next_token=following))
+    def _prefill(self, slot: int, answer: Answer, size: int) -> StepResult:
+        """Runs the whole prompt."""
+        self._engine.admit(slot, answer.params, uniform_table(answer.seed, self._engine.capacity))
+        for chunk in answer.chunks(slot, size):
+            pending = self._engine.prefill(chunk)
         return pending.result()
 
-    def _take_step(self, running: Mapping[int, _Request], result: StepResult, width: int) -> Iterator[Piece]:
-        for row, slot in enumerate(result.slots):
-            request, tokens = running[slot], result.tokens(row)
-            before = len(request.token_ids)
-            pieces = self._take(request, tokens)
-            if width:
-                kept = len(request.token_ids) - before
-                accepted = min(int(result.accepted[row]), kept)
-                request.acceptance.add(accepted, width, committed=kept)
-            yield from pieces
-
-    def _take(self, request: _Request, tokens: Sequence[int]) -> list[Piece]:
-        """Commits the tokens → the piece to stream now, or none."""
-        cut = request.tracker.cut or request.tracker.push(tokens)
-        request.token_ids += tokens if cut is None else tokens[: cut.num_tokens]
-        text = request.tracker.take_text()
-        if not text and cut is None:
-            return []
-        generation = None
-        if cut is not None:
-            generation = Generation(
-                text=request.tracker.text,
-                token_ids=tuple(request.token_ids),
-                finish_reason=cut.reason,
-                num_prompt_tokens=len(request.prompt),
-                seed=request.seed,
-                acceptance=request.acceptance,
-            )
-        token_ids = tuple(request.token_ids[request.num_streamed :])
-        request.num_streamed = len(request.token_ids)
-        return [Piece(index=request.index, text=text, token_ids=token_ids, generation=generation)]
-
-    def _release_finished(self, running: dict[int, _Request]) -> None:
-        finished = [slot for slot, request in running.items() if request.tracker.cut is not None]
+    def _release_finished(self, running: dict[int, Answer]) -> None:
+        finished = [slot for slot, answer in running.items() if answer.ended]
         for slot in finished:
             del running[slot]
         self._slots.give_back(finished)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from graphspec.runtime.acceptance import AcceptanceReport, AcceptanceStatistics
-    from graphspec.runtime.generate import Generation, Piece
+    from graphspec.runtime.answer import Generation, Piece
 
 
 @dataclass(slots=True, kw_only=True)

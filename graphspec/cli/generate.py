@@ -19,7 +19,7 @@ from .prompts import prompt_ids, read_prompts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from graphspec.runtime.generate import Piece
+    from graphspec.runtime.answer import Piece
 
 
 def generate(

@@ -25,7 +25,8 @@ from .conversations import Conversation, ConversationFile, distinct_share, read_
 from .openings import draw_opening
 
 if TYPE_CHECKING:
-    from graphspec.runtime.generate import Generation, LoadedBundle
+    from graphspec.runtime.answer import Generation
+    from graphspec.runtime.generate import LoadedBundle
 
 OnConversation = Callable[[Conversation], None]
 _ROUNDS = 12

@@ -12,7 +12,8 @@ from graphspec.distill.openings import OPENINGS
 from graphspec.distill.synthesis import Question, Synthesis, is_askable, prompt_ids, synthesise, user_header
 from graphspec.errors import UnsupportedError
 from graphspec.runtime.acceptance import AcceptanceStatistics
-from graphspec.runtime.generate import Generation, LoadedBundle, load
+from graphspec.runtime.answer import Generation
+from graphspec.runtime.generate import LoadedBundle, load
 from graphspec.runtime.sampling import SamplingParams
 
 PLAN = Synthesis(count=12, seed=5, most_user_tokens=24, most_answer_tokens=20)

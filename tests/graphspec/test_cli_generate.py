@@ -16,7 +16,7 @@ import graphspec
 from graphspec.bundle import read_manifest
 from graphspec.cli.answers import Writer
 from graphspec.runtime.acceptance import AcceptanceStatistics
-from graphspec.runtime.generate import Generation, Piece
+from graphspec.runtime.answer import Generation, Piece
 from graphspec.staging import staging
 
 SAMPLED = ["--temperature", "0.9", "--top-k", "20", "--top-p", "0.95", "--min-p", "0.01", "--seed", "7"]

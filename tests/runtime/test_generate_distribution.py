@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from graphspec.building import build
-from graphspec.runtime.generate import Generation
+from graphspec.runtime.answer import Generation
 from graphspec.runtime.sampling import SamplingParams
 
 pytestmark = pytest.mark.slow

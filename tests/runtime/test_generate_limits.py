@@ -15,7 +15,8 @@ from restaging import restage
 
 from graphspec.building import build
 from graphspec.errors import RequestError
-from graphspec.runtime.generate import Generation, load
+from graphspec.runtime.answer import Generation
+from graphspec.runtime.generate import load
 from graphspec.runtime.sampling import SamplingParams
 
 pytestmark = pytest.mark.slow

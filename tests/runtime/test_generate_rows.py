@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 from pairs import NAMES, Pairs
 
+from graphspec.runtime.answer import Piece
 from graphspec.runtime.engine import Chunk, Pending
-from graphspec.runtime.generate import LoadedBundle, Piece
+from graphspec.runtime.generate import LoadedBundle
 from graphspec.runtime.sampling import SamplingParams
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,8 @@ import pytest
 from answers import PROMPTS, greedy_answer
 from pairs import FORCED, NAMES, WIDTHS, Encoding, Pairs
 
-from graphspec.runtime.generate import Generation, LoadedBundle
+from graphspec.runtime.answer import Generation
+from graphspec.runtime.generate import LoadedBundle
 from graphspec.runtime.sampling import SamplingParams
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,8 @@ from typing import Any, Self
 from graphspec.architecture import Architecture, DrafterKind
 from graphspec.architectures.llama3.arch import TARGET
 from graphspec.bundle import open_bundle
-from graphspec.runtime.generate import Generation, LoadedBundle
+from graphspec.runtime.answer import Generation
+from graphspec.runtime.generate import LoadedBundle
 from graphspec.runtime.onnxruntime_engine import OnnxRuntimeEngine, host
 from graphspec.runtime.sampling import SamplingParams
 from graphspec.runtime.text import Tokenizer
