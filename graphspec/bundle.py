@@ -14,11 +14,16 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue, ValidationError
 
 from graphspec.errors import BundleError
 from graphspec.manifest import FORMAT, Backend, FileEntry, Manifest, numeric
+from graphspec.signing import SIGNATURE, Signer, write_signature
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 << 20
@@ -62,14 +67,20 @@ class Bundle:
 
 
 def open_bundle(
-    bundle: Path, *, verify: bool = True, host: Host | None = None, on_file: OnFile | None = None
+    bundle: Path,
+    *,
+    verify: bool = True,
+    host: Host | None = None,
+    signer: Signer | None = None,
+    on_file: OnFile | None = None,
 ) -> Bundle:
-    """Checks a bundle before a byte of it reaches a backend: the manifest, then whether `host` can run it, then
-    that exactly the listed files are there, in size and, with `verify`, in hash. Raises BundleError.
+    """Checks a bundle before a byte of it reaches a backend: that `signer` signed its manifest, the manifest, then
+    whether `host` can run it, then that exactly the listed files are there, in size and, with `verify`, in hash.
+    Raises BundleError.
     """
     root = Path(os.path.realpath(bundle))
     while True:
-        manifest = read_manifest(root, name=bundle)
+        manifest = read_manifest(root, name=bundle, signer=signer)
         if host is not None:
             check_host(manifest, host, name=bundle)
         try:
@@ -83,9 +94,19 @@ def open_bundle(
             return Bundle(root, manifest)
 
 
-def verify_bundle(bundle: Path, *, on_file: OnFile | None = None) -> Manifest:
-    """Checks the manifest and every file. Raises one BundleError that names everything wrong."""
-    return open_bundle(bundle, on_file=on_file).manifest
+def verify_bundle(bundle: Path, *, signer: Signer | None = None, on_file: OnFile | None = None) -> Manifest:
+    """Checks the signature, if `signer` must have signed, the manifest and every file. Raises one BundleError that
+    names everything wrong."""
+    return open_bundle(bundle, signer=signer, on_file=on_file).manifest
+
+
+def sign_bundle(bundle: Path, key: Ed25519PrivateKey, *, on_file: OnFile | None = None) -> None:
+    """Checks every file, then signs the manifest; an earlier signature is replaced. Raises BundleError, OSError."""
+    opened = open_bundle(bundle, on_file=on_file)
+    content = _manifest_bytes(opened.root, bundle)
+    if _parse(content, bundle).get("checksum") != opened.manifest.checksum:
+        raise BundleError(f"{bundle} was replaced while it was checked: sign it again")
+    write_signature(opened.root, content, key)
 
 
 def existing_key(out: Path) -> str | None:
@@ -120,13 +141,18 @@ def encode(manifest: Manifest) -> bytes:
     return json.dumps(fields | {"checksum": input_key(fields)}, indent=2, allow_nan=False).encode() + b"\n"
 
 
-def read_manifest(bundle: Path, *, name: Path | None = None) -> Manifest:
-    """Reads manifest.json and checks all of it; looks at no other file. `name` is what errors call the bundle.
+def read_manifest(bundle: Path, *, name: Path | None = None, signer: Signer | None = None) -> Manifest:
+    """Reads manifest.json and checks all of it; looks at no other file but, where `signer` must have signed it, the
+    signature: before anything in the manifest is looked at. `name` is what errors call the bundle.
 
-    Raises BundleError: not a bundle, written in another format, written by a newer graphspec, or changed since.
+    Raises BundleError: not a bundle, not signed, written in another format, written by a newer graphspec, or changed
+    since.
     """
     name = name or bundle
-    raw = read_raw(bundle, name=name)
+    content = _manifest_bytes(bundle, name)
+    if signer is not None:
+        signer.check(content, bundle, name=name)
+    raw = _parse(content, name)
     _check_format(raw, name)
     try:
         # By way of JSON, where strictness accepts an array for a tuple and still no "3" for a 3.
@@ -140,6 +166,10 @@ def read_manifest(bundle: Path, *, name: Path | None = None) -> Manifest:
 
 def read_raw(bundle: Path, *, name: Path) -> dict[str, JsonValue]:
     """manifest.json as JSON, of whatever format. Raises BundleError where that is not a bundle's."""
+    return _parse(_manifest_bytes(bundle, name), name)
+
+
+def _manifest_bytes(bundle: Path, name: Path) -> bytes:
     path = bundle / MANIFEST
     try:
         if not bundle.is_dir():
@@ -149,13 +179,18 @@ def read_raw(bundle: Path, *, name: Path) -> dict[str, JsonValue]:
             raise BundleError(f"{name} is not a bundle: its {MANIFEST} is not a plain file")
         if info.st_size > MAX_MANIFEST_BYTES:
             raise BundleError(f"{name} is not a bundle: its {MANIFEST} has {info.st_size} bytes")
-        raw = json.loads(path.read_bytes(), object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
+        return path.read_bytes()
     except FileNotFoundError:
         raise BundleError(f"{name} is not a bundle: it has no {MANIFEST}") from None
-    except (ValueError, RecursionError) as error:
-        raise BundleError(f"{name} is not a bundle: its {MANIFEST} is not JSON ({printable(error)})") from None
     except OSError as error:
         raise BundleError(f"{name}: {MANIFEST} cannot be read: {error.strerror}") from None
+
+
+def _parse(content: bytes, name: Path) -> dict[str, JsonValue]:
+    try:
+        raw = json.loads(content, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{name} is not a bundle: its {MANIFEST} is not JSON ({printable(error)})") from None
     if not isinstance(raw, dict) or type(raw.get("format")) is not int:
         raise BundleError(f"{name} is not a bundle: its {MANIFEST} is not an object with a format number")
     return raw
@@ -204,6 +239,11 @@ def walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
             yield entry.name, info
 
 
+def is_about(file: str, info: os.stat_result) -> bool:
+    """Whether it is the manifest or its signature: files that no manifest lists."""
+    return file == MANIFEST or (file == SIGNATURE and stat.S_ISREG(info.st_mode))
+
+
 def printable(text: object) -> str:
     """Text from a file, fit for one line of a terminal."""
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)[:2000])
@@ -212,7 +252,7 @@ def printable(text: object) -> str:
 
 def _check_files(root: Path, name: Path, manifest: Manifest, *, hashes: bool, on_file: OnFile | None = None) -> None:
     try:
-        found = {file: info for file, info in walk(root) if file != MANIFEST}
+        found = {file: info for file, info in walk(root) if not is_about(file, info)}
     except OSError as error:
         where = printable(os.path.relpath(error.filename, root))
         raise BundleError(f"{name}: {where} cannot be read: {error.strerror}") from None

@@ -183,7 +183,7 @@ class Manifest(_Part):
     graphs: Annotated[tuple[Graph, ...], Field(min_length=1)]
     states: tuple[StateSpec, ...]
     files: Mapping[RelativePath, FileEntry]
-    """Every file but manifest.json, by its path inside the bundle."""
+    """Every file but manifest.json and its signature, by its path inside the bundle."""
     checksum: Sha256 | Literal[""] = ""
     """Hash of every other field of the file; empty until it is written (`bundle.encode`)."""
 
@@ -262,6 +262,8 @@ class Manifest(_Part):
     def _files_fit(self) -> Self:
         if "manifest.json" in self.files:
             raise ValueError("manifest.json cannot list itself")
+        if "manifest.sig" in self.files:
+            raise ValueError("manifest.sig signs the manifest, which therefore cannot list it")
         return self
 
 

@@ -30,6 +30,7 @@ from graphspec.bundle import (
     encode,
     existing_key,
     hash_file,
+    is_about,
     printable,
     read_raw,
     this_version,
@@ -211,7 +212,7 @@ def _is_bundle(out: Path) -> bool:
             return False
         files = read_raw(target, name=out).get("files")
         listed = files if isinstance(files, dict) else {}
-        foreign = [printable(file) for file, _ in walk(target) if file != MANIFEST and file not in listed]
+        foreign = [printable(file) for file, info in walk(target) if not is_about(file, info) and file not in listed]
     except BundleError as error:
         said = str(error).replace(" is not a bundle", " exists and is not a bundle", 1)
         raise BuildError(f"{said}; choose another place, or move it away") from None

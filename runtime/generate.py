@@ -17,6 +17,7 @@ from typing import Any, Self
 from graphspec.bundle import Bundle
 from graphspec.errors import ConfigError, RequestError
 from graphspec.manifest import Manifest
+from graphspec.signing import Signer, load_signer
 
 from .answer import Answer, Generation, Piece, new_answer
 from .chat import render_chat
@@ -191,16 +192,38 @@ class LoadedBundle:
 
 
 def load(
-    bundle: str | Path, *, max_batch_size: int | None = None, num_threads: int | None = None, verify: bool = True
+    bundle: str | Path,
+    *,
+    max_batch_size: int | None = None,
+    num_threads: int | None = None,
+    verify: bool = True,
+    require_signature: str | Path | None = None,
 ) -> LoadedBundle:
-    """Opens a bundle: hashes and backend are checked before a byte reaches the backend. Raises BundleError, and
-    ConfigError for settings that the bundle or this machine cannot honour."""
+    """Opens a bundle: hashes and backend are checked before a byte reaches the backend, and before those, where
+    `require_signature` names the file of a public key, that this key signed it. Raises BundleError, and ConfigError
+    for settings that the bundle or this machine cannot honour."""
     if not isinstance(bundle, str | os.PathLike):
         raise ConfigError(f"the bundle is {reprlib.repr(bundle)}: it must be a path")
     for name, value in (("max_batch_size", max_batch_size), ("num_threads", num_threads)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise ConfigError(f"{name} is {reprlib.repr(value)}: it must be an integer, or None")
-    opened, engine = open_engine(Path(bundle), num_slots=max_batch_size, num_threads=num_threads, verify=verify)
+    opened, engine = open_engine(
+        Path(bundle),
+        num_slots=max_batch_size,
+        num_threads=num_threads,
+        verify=verify,
+        signer=_signer(require_signature, verify),
+    )
     tokenizer = Tokenizer.load(opened.root)
     opened.confirm()  # a rebuild while it loaded would have mixed two bundles
     return LoadedBundle(opened, engine, tokenizer)
+
+
+def _signer(public_key: object, verify: bool) -> Signer | None:
+    if public_key is None:
+        return None
+    if not isinstance(public_key, str | os.PathLike):
+        raise ConfigError(f"require_signature is {reprlib.repr(public_key)}: it must be the path of a public key")
+    if not verify:
+        raise ConfigError("require_signature with verify=False: a signature vouches for files only if they are hashed")
+    return load_signer(Path(public_key))

@@ -7,25 +7,33 @@ from pathlib import Path
 from graphspec.bundle import Bundle, Host, open_bundle, read_manifest
 from graphspec.errors import ConfigError
 from graphspec.manifest import Backend, Manifest
+from graphspec.signing import Signer
 
 from .engine import Engine
 
 
 def open_engine(
-    path: Path, *, num_slots: int | None = None, num_threads: int | None = None, verify: bool = True
+    path: Path,
+    *,
+    num_slots: int | None = None,
+    num_threads: int | None = None,
+    verify: bool = True,
+    signer: Signer | None = None,
 ) -> tuple[Bundle, Engine]:
-    """Hashes, backend and device are checked before a byte reaches the backend. Raises BundleError, and ConfigError
-    for settings that the bundle or this machine cannot honour."""
-    backend = read_manifest(path).backend.name
+    """Signature, hashes, backend and device are checked before a byte reaches the backend. Raises BundleError, and
+    ConfigError for settings that the bundle or this machine cannot honour."""
+    backend = read_manifest(path, signer=signer).backend.name
     if backend == "onnxruntime":
-        return _on_cpu(path, num_slots, num_threads, verify)
-    return _on_gpu(path, backend, num_slots, num_threads, verify)
+        return _on_cpu(path, num_slots, num_threads, verify, signer)
+    return _on_gpu(path, backend, num_slots, num_threads, verify, signer)
 
 
-def _on_cpu(path: Path, num_slots: int | None, num_threads: int | None, verify: bool) -> tuple[Bundle, Engine]:
+def _on_cpu(
+    path: Path, num_slots: int | None, num_threads: int | None, verify: bool, signer: Signer | None
+) -> tuple[Bundle, Engine]:
     from .onnxruntime_engine import OnnxRuntimeEngine, host, most_threads
 
-    opened = open_bundle(path, verify=verify, host=host())
+    opened = open_bundle(path, verify=verify, host=host(), signer=signer)
     _check_slots(opened.manifest, num_slots)
     most = most_threads(opened.manifest)
     if num_threads is not None and not 1 <= num_threads <= most:
@@ -37,7 +45,7 @@ def _on_cpu(path: Path, num_slots: int | None, num_threads: int | None, verify: 
 
 
 def _on_gpu(
-    path: Path, backend: Backend, num_slots: int | None, num_threads: int | None, verify: bool
+    path: Path, backend: Backend, num_slots: int | None, num_threads: int | None, verify: bool, signer: Signer | None
 ) -> tuple[Bundle, Engine]:
     from .tensorrt_engine import TensorRtEngine
     from .tensorrt_library import TensorRtLibrary
@@ -54,7 +62,10 @@ def _on_gpu(
     device = CudaDevice()
     classes = frozenset({"rtx" if backend == "tensorrt-rtx" else device.compute_capability})
     opened = open_bundle(
-        path, verify=verify, host=Host(backend=backend, version=library.version, device_classes=classes)
+        path,
+        verify=verify,
+        host=Host(backend=backend, version=library.version, device_classes=classes),
+        signer=signer,
     )
     _check_slots(opened.manifest, num_slots)
     return opened, TensorRtEngine(opened, library, device, num_slots=num_slots)

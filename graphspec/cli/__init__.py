@@ -25,6 +25,7 @@ COMMANDS = {
     "distill": "Train a draft for a target on the target's own answers.",
     "inspect": "Show what a bundle holds and how it was built.",
     "verify": "Check every file of a bundle.",
+    "sign": "Sign a bundle, or make a key to sign with.",
     "archs": "List the registered architectures.",
     "resolve": "Say which architecture a pair resolves to.",
 }

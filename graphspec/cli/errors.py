@@ -19,7 +19,7 @@ from .signals import ending_signals, line_and_status
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LONGEST = 500
 """Characters of a message that others wrote; ours are never cut."""
-_EXTRAS = {"onnxruntime": "cpu"}
+_EXTRAS = {"onnxruntime": "cpu", "cryptography": "sign"}
 """The extra that installs a library; those of the build are the rest."""
 _BUILD_LIBRARIES = frozenset(
     {"torch", "onnx", "onnx_ir", "onnxscript", "transformers", "safetensors", "gguf", "huggingface_hub"}

@@ -8,13 +8,14 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
 
-from .help import PAIR
+from .help import MACHINE, PAIR
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,6 +51,15 @@ ArchModules = Annotated[
         metavar="MODULE",
         help="A Python module that declares architectures, on the Python path or below this folder. Repeatable.",
         rich_help_panel=PAIR,
+    ),
+]
+RequireSignature = Annotated[
+    Path | None,
+    typer.Option(
+        "--require-signature",
+        metavar="PUBKEY",
+        help="Refuse a bundle that the key of this file did not sign.",
+        rich_help_panel=MACHINE,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]

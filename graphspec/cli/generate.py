@@ -12,6 +12,7 @@ import typer
 
 from .answers import Answer, Writer, as_object, totals, write_json
 from .errors import UsageError
+from .flags import RequireSignature
 from .help import ENDS, MACHINE, OUTPUT, PROMPT, SAMPLING, SPECULATION
 from .progress import stages
 from .prompts import prompt_ids, read_prompts
@@ -125,6 +126,7 @@ def generate(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Trust the bundle's files.", rich_help_panel=MACHINE)
     ] = False,
+    require_signature: RequireSignature = None,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -137,6 +139,10 @@ def generate(
     """Text on stdout as it is made; acceptance and speed on stderr."""
     if no_speculation and width is not None:
         raise UsageError("--no-speculation is --width 0: give one of the two")
+    if no_verify and require_signature is not None:
+        raise UsageError(
+            "--no-verify trusts the files, which a signature is required to vouch for: give one of the two"
+        )
     prompts = read_prompts(prompt or (), prompt_file or ())
     started = time.monotonic()
     from graphspec.runtime.generate import load
@@ -156,7 +162,13 @@ def generate(
     )
     with stages() as stage:
         stage(f"loading {bundle}")
-        loaded = load(bundle, max_batch_size=max_batch_size, num_threads=threads, verify=not no_verify)
+        loaded = load(
+            bundle,
+            max_batch_size=max_batch_size,
+            num_threads=threads,
+            verify=not no_verify,
+            require_signature=require_signature,
+        )
     with loaded:
         load_seconds = time.monotonic() - started
         asked = [prompt_ids(loaded, text, chat=chat, system=system) for text in prompts]

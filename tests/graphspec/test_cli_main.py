@@ -25,15 +25,16 @@ SETTINGS = " ".join("--" + name.replace("_", "-") for name in SpeculativeConfig.
 OPTIONS = {
     "build": f"{SETTINGS} --no-use-relaxed-acceptance-for-thinking --no-use-greedy-acceptance --no-logit-penalties "
     "--model --draft-model-path --arch --arch-module --backend --encoding --max-length --max-batch-size --widths "
-    "--config-file --section-name --dump-passes --overwrite -o --out",
+    "--bake-weights --config-file --section-name --dump-passes --overwrite -o --out",
     "generate": "BUNDLE --prompt --prompt-file --chat --raw --system --max-new-tokens --min-tokens --temperature "
     "--top-k --top-p --min-p --seed --stop --stop-token-id --ignore-eos --width --no-speculation --max-batch-size "
-    "--threads --no-verify --json",
+    "--threads --no-verify --require-signature --json",
     "distill": "--model -o --out --method --data --self-synthesize --work-dir --seed --draft-vocab-size "
     "--draft-intermediate-size --depth --epochs --batch-size --learning-rate --max-new-tokens --max-length "
     "--held-out-share --measured-prompts --rows --workers --threads --overwrite",
     "inspect": "BUNDLE --json",
-    "verify": "BUNDLE",
+    "verify": "BUNDLE --require-signature",
+    "sign": "BUNDLE --key --generate-key",
     "archs": "--arch-module --json",
     "resolve": "--model --draft-model-path --speculative-method --arch --arch-module --json",
 }
