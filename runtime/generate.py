@@ -112,7 +112,7 @@ class LoadedBundle:
         self._check_open()
         asked = checked_prompts(prompts)
         each = checked_params(params, len(asked))
-        verified = self._checked_width(width)
+        verified = self.checked_width(width)
         check_count("prefill_chunk", prefill_chunk)
         answers = [self._answer(i, p, s) for i, (p, s) in enumerate(zip(asked, each, strict=True))]
         return self._run(answers, verified, prefill_chunk)
@@ -139,7 +139,8 @@ class LoadedBundle:
         if self._closed:
             raise RequestError("this bundle is closed: load it again, and close it when all answers are there")
 
-    def _checked_width(self, width: int | None) -> int:
+    def checked_width(self, width: int | None) -> int:
+        """A width of the bundle; None: its widest. Raises RequestError."""
         widths = self.manifest.widths
         if width is None:
             return widths[-1]
