@@ -248,7 +248,7 @@ class Manifest(_Part):
             if not inputs:
                 raise ValueError(f"state {state.input} is an input of no graph")
             for graph, spec in inputs:
-                if spec.dtype != state.dtype or len(spec.shape) != len(state.shape):
+                if spec.dtype != state.dtype or not self._is_shape(spec, state):
                     raise ValueError(f"state {state.input} differs from the input of graph {graph.name}")
                 if state.output not in (output.name for output in graph.outputs):
                     raise ValueError(f"state {state.output} is no output of graph {graph.name}")
@@ -257,6 +257,14 @@ class Manifest(_Part):
             if strange := sorted({*graph.aliases.values()} - known):
                 raise ValueError(f"graph {graph.name} updates {', '.join(strange)} in place, which is no state")
         return self
+
+    def _is_shape(self, spec: TensorSpec, state: StateSpec) -> bool:
+        """Whether a graph's input can be the state's memory: names in the graph stand for any size."""
+        sizes = [self.capacity if dim == "capacity" else dim for dim in state.shape]
+        pairs = zip(spec.shape, sizes, strict=False)
+        return len(spec.shape) == len(sizes) and all(
+            isinstance(taken, str) or kept in (taken, "batch") for taken, kept in pairs
+        )
 
     @model_validator(mode="after")
     def _files_fit(self) -> Self:

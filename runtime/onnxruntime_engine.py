@@ -48,7 +48,7 @@ class OnnxRuntimeEngine:
         self.num_slots = num_slots or manifest.max_batch_size
         self.capacity = manifest.capacity
         self._width = manifest.num_draft_tokens
-        (self._graph,) = (graph for graph in manifest.graphs if graph.role == "any")
+        self._graph = _graph(bundle)
         self._session = _session(bundle, self._graph, num_threads or most_threads(manifest), profile=profile)
         self._inputs = frozenset(spec.name for spec in self._graph.inputs)
         _check_interface(self._session, bundle, self._graph)
@@ -193,6 +193,18 @@ def host() -> Host:
         # Whether products with int8 weights are exact here is asked of the CPU itself, once the bundle is open.
         device_classes=frozenset({machine, f"{machine}-vnni"}),
     )
+
+
+def _graph(bundle: Bundle) -> Graph:
+    """The one that serves everything."""
+    found = [graph for graph in bundle.manifest.graphs if graph.role != "portable"]
+    if len(found) != 1 or found[0].role != "any" or found[0].batch_sizes != "dynamic":
+        names = ", ".join(graph.name for graph in found)
+        raise BundleError(
+            f"{bundle.root} has the graphs {names}, and this server runs one graph for everything; rebuild it with: "
+            f"{rebuild_command(bundle.manifest.build_command, bundle.root)}"
+        )
+    return found[0]
 
 
 def _session(bundle: Bundle, graph: Graph, num_threads: int | None, *, profile: bool) -> Any:

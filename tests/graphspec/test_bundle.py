@@ -291,7 +291,7 @@ def test_an_invalid_manifest_is_refused_with_the_field(bundle: Path, change: Edi
 @pytest.mark.parametrize(
     "change",
     [
-        lambda raw: raw.update(capacity=128),
+        lambda raw: raw.update(max_length=59),
         lambda raw: raw.update(eos_token_ids=[3]),
         lambda raw: raw.update(checksum=""),
         lambda raw: raw.pop("checksum"),

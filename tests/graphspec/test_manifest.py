@@ -92,6 +92,12 @@ def test_it_cannot_be_changed() -> None:
         (fields(states=[state(output="nothing")]), "state nothing is no output of graph step"),
         (fields(states=[state(dtype="float16")]), "state cache.0.key differs from the input of graph step"),
         (fields(states=[state(shape=["batch", 2, 8])]), "state cache.0.key differs from the input of graph step"),
+        (
+            fields(states=[state(shape=["batch", 1, "capacity", 8])]),
+            "state cache.0.key differs from the input of graph",
+        ),
+        (fields(states=[state(shape=["batch", 2, "batch", 9])]), "state cache.0.key differs from the input of graph"),
+        (fields(capacity=65), "state cache.0.key differs from the input of graph step"),
         (fields(states=[state(shape=["batch", 2, "length", 8])]), "Input should be 'batch' or 'capacity'"),
         (fields(states=[]), "graph step updates cache.0.key in place, which is no state"),
         (fields(graphs=[graph(), graph(name="z")]), "graphs step and z serve the same steps"),

@@ -63,7 +63,9 @@ def test_a_state_of_another_shape(pairs: Pairs, tmp_path: Path) -> None:
             if spec["name"].startswith("target.0.keys"):
                 spec["shape"] = (*spec["shape"][:3], 17)
 
-    said = refused(restage(bundle, tmp_path / "out", **edited(bundle, wider)))
+    states = [state.model_dump() for state in read_manifest(bundle).states]
+    states[0]["shape"] = ("batch", 2, "capacity", 17)
+    said = refused(restage(bundle, tmp_path / "out", states=states, **edited(bundle, wider)))
     assert "input target.0.keys, output target.0.keys.next" in said
 
 
@@ -101,6 +103,16 @@ def test_a_graph_that_no_server_could_feed(pairs: Pairs, tmp_path: Path) -> None
 
     out = restage(bundle, tmp_path / "out", {"graphs/any.onnx": model.SerializeToString()}, **edited(bundle, describe))
     assert "(input mystery)" in refused(out)
+
+
+def test_no_graph_for_everything(pairs: Pairs, tmp_path: Path) -> None:
+    bundle = pairs.bundle(NAMES[3])
+    changed = edited(bundle, lambda graph: graph.update(role="step"))
+    running = next(graph for graph in changed["graphs"] if graph["role"] == "step")
+    changed["graphs"].append({**running, "name": "reads", "role": "prefill"})
+    assert "has the graphs any, reads, and this server runs one" in refused(
+        restage(bundle, tmp_path / "out", **changed)
+    )
 
 
 @pytest.mark.parametrize("capacity", [10**15, 10**19])
