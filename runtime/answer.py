@@ -26,6 +26,8 @@ class Generation:
     num_prompt_tokens: int
     seed: int
     acceptance: AcceptanceStatistics
+    num_cached_tokens: int = 0
+    """Prompt tokens that an earlier request left in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ class Answer:
     """Tokens the answer can have at most."""
     token_ids: list[int] = field(default_factory=list)
     acceptance: AcceptanceStatistics = field(default_factory=AcceptanceStatistics)
+    num_cached_tokens: int = 0
     _num_streamed: int = 0
 
     @property
@@ -65,8 +68,8 @@ class Answer:
         return self.tracker.cut is not None
 
     def chunks(self, slot: int, size: int) -> Iterator[Chunk]:
-        """The prompt in chunks; the last one commits the first token."""
-        for start in range(0, len(self.prompt), size):
+        """What of the prompt is not in the cache, in chunks; the last one commits the first token."""
+        for start in range(self.num_cached_tokens, len(self.prompt), size):
             end = start + size
             following = self.prompt[end] if end < len(self.prompt) else NO_TOKEN
             yield Chunk(slot=slot, tokens=self.prompt[start:end], next_token=following)
@@ -99,6 +102,7 @@ class Answer:
                 num_prompt_tokens=len(self.prompt),
                 seed=self.seed,
                 acceptance=self.acceptance,
+                num_cached_tokens=self.num_cached_tokens,
             )
         token_ids = tuple(self.token_ids[self._num_streamed :])
         self._num_streamed = len(self.token_ids)

@@ -57,10 +57,10 @@ class RowState:
             self._upload("kv_len", slot, np.zeros(1, np.int64))
             self._upload("top_p", slot, np.ones(1, np.float32))
 
-    def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32]) -> None:
-        """An empty row with a request's sampling and its table f32[capacity, 1]."""
+    def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32], kept: int) -> None:
+        """A row of `kept` tokens with a request's sampling and its table f32[capacity, 1]."""
         self._upload("tokens", slot, np.full(self._width, NO_TOKEN, np.int64))
-        self._upload("kv_len", slot, np.zeros(1, np.int64))
+        self._upload("kv_len", slot, np.array([kept], np.int64))
         temperature = 0.0 if params.greedy else params.temperature
         self._upload("temperature", slot, np.array([temperature], np.float32))
         self._upload("top_k", slot, np.array([max(params.top_k, 0)], np.int64))

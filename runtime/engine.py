@@ -65,8 +65,9 @@ class Engine(Protocol):
         """Positions in a row."""
         ...
 
-    def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32]) -> None:
-        """Gives the slot to a new request: empty caches, its sampling, its table f32[capacity, 1]."""
+    def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32], *, kept: int = 0) -> None:
+        """Gives the slot to a new request: its sampling, its table f32[capacity, 1], and caches that hold the first
+        `kept` tokens of the slot's last request and nothing else."""
         ...
 
     def prefill(self, chunk: Chunk) -> Pending:

@@ -72,9 +72,9 @@ class OnnxRuntimeEngine:
         self._device = ThreadPoolExecutor(1, thread_name_prefix="graphspec-engine")
         self._warm_up()
 
-    def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32]) -> None:
+    def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32], *, kept: int = 0) -> None:
         """Queued behind what was launched before."""
-        self._device.submit(self._admit, slot, params, uniform)
+        self._device.submit(self._admit, slot, params, uniform, kept)
 
     def prefill(self, chunk: Chunk) -> Pending:
         """Runs the chunk's tokens in one step of that one row."""
@@ -102,9 +102,9 @@ class OnnxRuntimeEngine:
         self.step([0], self._width).result()
         self._kv_len[0] = 0
 
-    def _admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32]) -> None:
+    def _admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32], kept: int) -> None:
         self._tokens[slot] = NO_TOKEN
-        self._kv_len[slot] = 0
+        self._kv_len[slot] = kept
         self._sampling["temperature"][slot] = 0.0 if params.greedy else params.temperature
         self._sampling["top_k"][slot] = max(params.top_k, 0)
         self._sampling["top_p"][slot] = params.top_p

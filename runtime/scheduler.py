@@ -20,6 +20,7 @@ from graphspec.errors import EngineError, GraphspecError
 from .answer import Answer, Piece, new_answer
 from .engine import Chunk, Pending
 from .generate import PREFILL_CHUNK, LoadedBundle
+from .prefixes import Prefixes
 from .requests import check_count
 from .sampling import SamplingParams, uniform_table
 
@@ -118,6 +119,7 @@ class Scheduler:
         self._overlap, self._on_batch = overlap, on_batch
         self._width = bundle.checked_width(width)
         self._free = set(range(self._engine.num_slots))
+        self._prefixes = Prefixes()
         self._running: list[_Row] = []
         self._launched: deque[_Launch] = deque()
         self._waiting: deque[_Row] = deque()
@@ -203,7 +205,7 @@ class Scheduler:
         admitted = []
         while self._waiting and self._free:
             row = self._waiting.popleft()
-            row.slot = min(self._free)  # an engine runs the range of slots that holds a step's rows
+            row.slot, row.answer.num_cached_tokens = self._prefixes.take(self._free, row.answer.prompt)
             self._free.remove(row.slot)
             self._running.append(row)
             admitted.append(row)
@@ -216,7 +218,8 @@ class Scheduler:
             return
         row.chunks = deque(answer.chunks(row.slot, self._prefill_chunk))
         try:
-            self._engine.admit(row.slot, answer.params, uniform_table(answer.seed, self._engine.capacity))
+            table = uniform_table(answer.seed, self._engine.capacity)
+            self._engine.admit(row.slot, answer.params, table, kept=answer.num_cached_tokens)
         except Exception as error:
             self._fail((row,), error)
 
@@ -285,6 +288,8 @@ class Scheduler:
 
     def _deliver(self, row: _Row, pieces: Iterable[Piece]) -> None:
         if row.answer.ended:
+            if row.chunks is not None:
+                self._prefixes.keep(row.slot, (*row.answer.prompt, *row.answer.token_ids))
             self._finish(row)  # before its caller hears of it: who asks next finds the slot free
         for piece in pieces:
             self._tell(row, piece)

@@ -69,9 +69,9 @@ class TensorRtEngine:
         }
         self._rows.reset_all()
 
-    def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32]) -> None:
+    def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32], *, kept: int = 0) -> None:
         """Ordered behind what was launched before."""
-        self._rows.admit(slot, params, uniform)
+        self._rows.admit(slot, params, uniform, kept)
 
     def step(self, slots: Sequence[int], width: int) -> Pending:
         """Verifies `width` drafts in each of the rows and drafts anew."""

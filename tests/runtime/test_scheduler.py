@@ -166,7 +166,7 @@ def test_a_row_that_stopped_is_dropped_from_the_step_it_was_in_once_too_often(st
         assert found.finish_reason == "stop"
         assert found.acceptance.output_tokens == 8  # all but the prompt's own: counted once, and only what was kept
     scheduler.close()
-    assert [entry for entry in engine.log if entry[0] == "admit"] == [("admit", 0)] * 4
+    assert [entry for entry in engine.log if entry[0] == "admit"] == [("admit", 0, 0)] + [("admit", 0, 1)] * 3
 
 
 def test_a_long_prompt_lets_the_others_step_between_its_chunks(start: Start) -> None:
@@ -297,3 +297,35 @@ def test_each_step_is_reported_once_with_what_counted(start: Start) -> None:
     assert sum(report.committed for report in reports) == sum(len(answer.token_ids) for answer in kept) == 30
     verified = [report for report in reports if report.width]
     assert sum(sum(report.accepted) for report in verified) == sum(answer.acceptance.accepted for answer in kept)
+
+
+@pytest.mark.parametrize("name", NAMES[:4])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_prefix_in_the_cache_changes_nothing_but_the_time(pairs: Pairs, name: str, temperature: float) -> None:
+    """Drafts included: the acceptance of every answer is that of a cold start."""
+    loaded = pairs.loaded(name)
+    engine = OnnxRuntimeEngine(open_bundle(pairs.bundle(name), host=host()), num_slots=2, num_threads=1)
+    own = LoadedBundle(open_bundle(pairs.bundle(name), host=host()), engine, loaded.tokenizer)
+    scheduler = Scheduler(own)
+
+    def ask(prompt: Sequence[int], seed: int) -> Generation:
+        one = request(prompt, temperature=temperature, seed=seed, max_new_tokens=24, ignore_eos=True)
+        caller = Caller()
+        scheduler.submit(one, caller)
+        found = caller.generation()
+        (cold,) = loaded.generate([one.prompt], one.params)
+        assert (found.token_ids, found.acceptance) == (cold.token_ids, cold.acceptance)
+        return found
+
+    base = PROMPTS[6]
+    first = ask(base, 1)
+    assert first.num_cached_tokens == 0
+    again = ask(base, 2)
+    assert again.num_cached_tokens == len(base) - 2
+    turn = (*base, *again.token_ids, 5, 6, 7)
+    assert ask(turn, 3).num_cached_tokens == len(base) + len(again.token_ids) - 2
+    assert ask((*turn[:9], 99), 4).num_cached_tokens == 8  # cut back, and everything after it written anew
+    assert ask(turn, 5).num_cached_tokens == 8
+    assert ask((99, 98), 6).num_cached_tokens == 0
+    scheduler.close()
+    own.close()

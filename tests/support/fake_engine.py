@@ -39,10 +39,10 @@ class FakeEngine:
         self._lengths = [0] * self.num_slots
         self._count = 0
 
-    def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32]) -> None:
+    def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32], *, kept: int = 0) -> None:
         assert uniform.shape[0] == self.capacity or params.greedy
         self.admitted()
-        self.log.append(("admit", slot))
+        self.log.append(("admit", slot, kept))
         self._lengths[slot] = 0
 
     def prefill(self, chunk: Chunk) -> FakePending:
