@@ -19,7 +19,11 @@ from .signals import ending_signals, line_and_status
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LONGEST = 500
 """Characters of a message that others wrote; ours are never cut."""
-_EXTRAS = {"onnxruntime": "cpu", "cryptography": "sign"}
+_EXTRAS = {
+    "onnxruntime": "cpu",
+    "cryptography": "sign",
+    **dict.fromkeys(("prometheus_client", "starlette", "uvicorn"), "serve"),
+}
 """The extra that installs a library; those of the build are the rest."""
 _BUILD_LIBRARIES = frozenset(
     {"torch", "onnx", "onnx_ir", "onnxscript", "transformers", "safetensors", "gguf", "huggingface_hub"}

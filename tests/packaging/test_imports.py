@@ -11,7 +11,11 @@ import pytest
 from pairs import NAMES, Pairs
 
 ROOT = Path(__file__).parents[2]
-RUNTIME = sorted(f"graphspec.runtime.{path.stem}" for path in (ROOT / "runtime").glob("*.py") if path.stem[0] != "_")
+RUNTIME = sorted(
+    ".".join(("graphspec", *path.relative_to(ROOT).with_suffix("").parts))
+    for path in (ROOT / "runtime").rglob("*.py")
+    if path.stem[0] != "_"
+)
 BUILD_LIBRARIES = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "gguf", "huggingface_hub")
 
 SERVE = """

@@ -1,0 +1,133 @@
+"""`graphspec run`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .help import MACHINE, SPECULATION
+from .progress import stages
+
+if TYPE_CHECKING:
+    from graphspec.runtime.generate import LoadedBundle
+
+NETWORK, LIMITS = "Network", "Limits"
+log = logging.getLogger(__name__)
+
+
+def run(
+    *,
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE")],
+    host: Annotated[
+        str, typer.Option("--host", metavar="H", help="The address to listen on.", rich_help_panel=NETWORK)
+    ] = "0.0.0.0",
+    port: Annotated[
+        int, typer.Option("--port", metavar="P", min=0, max=65535, help="0: any free one.", rich_help_panel=NETWORK)
+    ] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", metavar="KEY", help="What clients must send.", rich_help_panel=NETWORK),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--served-model-name",
+            metavar="NAME",
+            help="What clients call the model; else the bundle's folder. Repeatable.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option("--max-batch-size", metavar="B", help="Requests in one step.", rich_help_panel=LIMITS),
+    ] = None,
+    max_queue_size: Annotated[
+        int,
+        typer.Option(
+            "--max-queue-size", metavar="N", min=1, help="Requests that may wait; then 429.", rich_help_panel=LIMITS
+        ),
+    ] = 256,
+    drain_seconds: Annotated[
+        float,
+        typer.Option(
+            "--drain-seconds",
+            metavar="S",
+            min=0,
+            help="How long running requests may go on after SIGTERM.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = 30.0,
+    width: Annotated[
+        int | None,
+        typer.Option(
+            "--width",
+            metavar="W",
+            help="Drafts verified in a step; else the widest.",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None,
+    no_overlap: Annotated[
+        bool,
+        typer.Option("--no-overlap", help="Read each step before the next is launched.", rich_help_panel=MACHINE),
+    ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            metavar="N",
+            help="Of the backend; at most the target's key/value heads.",
+            rich_help_panel=MACHINE,
+        ),
+    ] = None,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not hash the bundle's files.", rich_help_panel=MACHINE)
+    ] = False,
+) -> None:
+    """Serves a bundle to OpenAI's clients until Ctrl-C or SIGTERM."""
+    from graphspec.runtime.generate import load
+    from graphspec.runtime.server.app import Serving
+    from graphspec.runtime.server.metrics import Metrics
+    from graphspec.runtime.server.model import Model, start
+    from graphspec.runtime.server.serve import Address, Service
+
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    names = served_model_name or [bundle.resolve().name]
+    metrics = Metrics(names[0])
+
+    def opened() -> Model:
+        with stages() as stage:
+            stage(f"loading {bundle}")
+            loaded = load(bundle, max_batch_size=max_batch_size, num_threads=threads, verify=not no_verify)
+        try:
+            model = start(
+                loaded, metrics, max_queue_size=max_queue_size, overlap=not no_overlap, width=width, say=log.info
+            )
+        except BaseException:
+            loaded.close()
+            raise
+        for line in _banner(loaded, names, width, max_batch_size):
+            _say(line)
+        return model
+
+    serving = Serving(names=names, api_key=api_key, metrics=metrics)
+    Service(serving, Address(host=host, port=port), opened, drain=drain_seconds, say=_say).run()
+
+
+def _banner(bundle: LoadedBundle, names: list[str], width: int | None, max_batch_size: int | None) -> list[str]:
+    manifest = bundle.manifest
+    widths = ", ".join(map(str, manifest.widths))
+    return [
+        f"model         {', '.join(names)}",
+        f"architecture  {manifest.architecture}",
+        f"backend       {manifest.backend.name} {manifest.backend.version}, {manifest.backend.device_class}",
+        f"widths        {widths}; {manifest.widths[-1] if width is None else width} in use",
+        f"capacity      {max_batch_size or manifest.max_batch_size} requests of {manifest.max_length} tokens",
+    ]
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

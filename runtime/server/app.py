@@ -1,0 +1,238 @@
+"""The routes. Each reads its body, calls what answers it, and turns any error into OpenAI's error object."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from graphspec import __version__
+from graphspec.errors import GraphspecError, RequestError
+
+from .answers import Answers, abandoned_on_disconnect
+from .chat import chat_job
+from .completions import completion_job
+from .errors import ApiError, as_api_error, invalid, unavailable
+from .job import Job, Object
+from .metrics import CONTENT_TYPE, Metrics
+from .model import Model
+from .schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
+from .streaming import EventStream, as_json
+from .tokenizing import detokenize, tokenize, tokenizer_info
+
+MAX_BODY = 16 * 2**20
+"""Bytes of a request."""
+HUNG_UP = 499
+"""Nobody reads it; logs show it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Serving:
+    """What the routes need to know of the server around them."""
+
+    names: Sequence[str]
+    """What clients may call the model; the first is what it calls itself."""
+    api_key: str | None = None
+    metrics: Metrics
+    model: Model | None = None
+    """None while it loads."""
+    draining: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def ready(self) -> Model:
+        """The model. Raises ApiError while there is none that takes requests."""
+        if self.draining:
+            raise unavailable("the server is shutting down")
+        if self.model is None:
+            raise unavailable("the model is still loading")
+        return self.model
+
+    def check_name(self, name: str | None) -> None:
+        """Raises ApiError for a model that is not served here."""
+        if name is not None and name not in self.names:
+            served = ", ".join(self.names)
+            raise ApiError(
+                HTTPStatus.NOT_FOUND,
+                f"the model {name[:200]!r} is not served here: there is {served}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def check_key(self, request: Request) -> None:
+        """Raises ApiError unless the request has the key, if there is one."""
+        if self.api_key is None:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.api_key.encode()):
+            raise ApiError(
+                HTTPStatus.UNAUTHORIZED,
+                "the API key is missing or wrong: send the header Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+
+Handler = Callable[[Serving, Request], Awaitable[Response]]
+
+
+class Json(JSONResponse):
+    """Any text can be in it: half of a surrogate pair that a client sent too."""
+
+    def render(self, content: object) -> bytes:
+        return as_json(content)
+
+
+def create_app(serving: Serving) -> Starlette:
+    """The whole server; `serving.model` may come later."""
+
+    def route(path: str, handler: Handler, method: str = "GET", *, open_to_all: bool = False) -> Route:
+        async def endpoint(request: Request) -> Response:
+            try:
+                if not open_to_all:
+                    serving.check_key(request)
+                return await handler(serving, request)
+            except ClientDisconnect:
+                return Response(status_code=HUNG_UP)
+            except GraphspecError as error:
+                return _failed(as_api_error(error))
+
+        return Route(path, endpoint, methods=[method])
+
+    return Starlette(
+        routes=[
+            route("/v1/chat/completions", _chat, "POST"),
+            route("/v1/completions", _completions, "POST"),
+            route("/v1/models", _models),
+            route("/v1/models/{name:path}", _one_model),
+            route("/tokenize", _tokenize, "POST"),
+            route("/detokenize", _detokenize, "POST"),
+            route("/tokenizer_info", _tokenizer_info),
+            route("/health", _alive, open_to_all=True),
+            route("/ping", _alive, open_to_all=True),
+            route("/health/ready", _ready, open_to_all=True),
+            route("/version", _version, open_to_all=True),
+            route("/metrics", _metrics, open_to_all=True),
+        ],
+        exception_handlers={HTTPException: _no_route, Exception: _crashed},
+    )
+
+
+async def _chat(serving: Serving, request: Request) -> Response:
+    body = parse(ChatBody, await _content(request))
+    serving.check_name(body.model)
+    model = serving.ready()
+    return await _answer(serving, request, model, await run_in_threadpool(chat_job, body, model.bundle))
+
+
+async def _completions(serving: Serving, request: Request) -> Response:
+    body = parse(CompletionBody, await _content(request))
+    serving.check_name(body.model)
+    model = serving.ready()
+    return await _answer(serving, request, model, await run_in_threadpool(completion_job, body, model.bundle))
+
+
+async def _answer(serving: Serving, request: Request, model: Model, job: Job) -> Response:
+    job = job.served_as(job.body.model or serving.names[0])
+    answers = Answers(model.scheduler, job.requests, serving.metrics)
+    try:
+        answers.start()
+    except RequestError as error:
+        raise invalid(job.body.field_of(str(error), job.param), str(error)) from None
+    if job.body.stream:
+        return EventStream(job, answers)
+    async with abandoned_on_disconnect(request.receive, answers):
+        return Json(job.response(await answers.all()))
+
+
+async def _models(serving: Serving, _: Request) -> Response:
+    return Json({"object": "list", "data": [_card(serving, name) for name in serving.names]})
+
+
+async def _one_model(serving: Serving, request: Request) -> Response:
+    name = request.path_params["name"]
+    serving.check_name(name)
+    return Json(_card(serving, name))
+
+
+def _card(serving: Serving, name: str) -> Object:
+    return {
+        "id": name,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "graphspec",
+        "root": serving.names[0],
+        "parent": None,
+        "max_model_len": serving.ready().bundle.manifest.max_length,
+    }
+
+
+async def _tokenize(serving: Serving, request: Request) -> Response:
+    body = parse(TokenizeBody, await _content(request))
+    serving.check_name(body.model)
+    try:
+        return Json(await run_in_threadpool(tokenize, body, serving.ready().bundle))
+    except RequestError as error:
+        raise invalid("prompt", str(error)) from None
+
+
+async def _detokenize(serving: Serving, request: Request) -> Response:
+    body = parse(DetokenizeBody, await _content(request))
+    serving.check_name(body.model)
+    return Json(await run_in_threadpool(detokenize, body, serving.ready().bundle))
+
+
+async def _tokenizer_info(serving: Serving, _: Request) -> Response:
+    return Json(tokenizer_info(serving.ready().bundle))
+
+
+async def _alive(_: Serving, __: Request) -> Response:
+    return Json({})
+
+
+async def _ready(serving: Serving, _: Request) -> Response:
+    serving.ready()
+    return Json({})
+
+
+async def _version(_: Serving, __: Request) -> Response:
+    return Json({"version": __version__})
+
+
+async def _metrics(serving: Serving, _: Request) -> Response:
+    return Response(serving.metrics.exposition(), media_type=CONTENT_TYPE)
+
+
+async def _content(request: Request) -> bytes:
+    """The body. Raises ApiError if it is too long, before it is all read."""
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > MAX_BODY:
+            raise ApiError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is longer than {MAX_BODY} bytes: send less at once"
+            )
+    return bytes(content)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else HTTPStatus.NOT_FOUND
+    said = HTTPStatus(status).phrase
+    headers = getattr(error, "headers", None)
+    return _failed(ApiError(status, f"{request.method} {request.url.path[:200]}: {said}", headers=headers))
+
+
+async def _crashed(_: Request, error: Exception) -> Response:
+    return _failed(as_api_error(error))
+
+
+def _failed(error: ApiError) -> Response:
+    return Json(error.body, status_code=error.status, headers=error.headers)

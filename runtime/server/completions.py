@@ -1,0 +1,76 @@
+"""POST /v1/completions: texts or token ids, continued."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from graphspec.errors import RequestError
+
+from ..generate import LoadedBundle
+from .errors import invalid
+from .job import Job, Object, make_job
+from .schemas import MAX_PROMPTS, CompletionBody
+from .tokenizing import check_tokens
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's."""
+
+
+class TextForm:
+    """`text_completion` objects, streamed or not."""
+
+    id_prefix = "cmpl-"
+    object_name = chunk_name = "text_completion"
+
+    def choice(self, text: str) -> Object:
+        return {"text": text}
+
+    def opening(self) -> Object | None:
+        return None
+
+    def delta(self, text: str) -> Object:
+        return {"text": text}
+
+
+def completion_job(body: CompletionBody, bundle: LoadedBundle) -> Job:
+    """Encodes the prompts. Raises ApiError."""
+    prompts = _prompts(body)
+    try:
+        encoded = [_encoded(prompt, body, bundle) for prompt in prompts]
+    except RequestError as error:
+        raise invalid("prompt", str(error)) from None
+    job = make_job(
+        body,
+        TextForm(),
+        bundle,
+        encoded,
+        max_tokens=body.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        param="prompt",
+    )
+    if not body.echo:
+        return job
+    return replace(
+        job, echoed=tuple(prompt if isinstance(prompt, str) else bundle.tokenizer.decode(prompt) for prompt in prompts)
+    )
+
+
+def _prompts(body: CompletionBody) -> list[str | list[int]]:
+    prompt = body.prompt
+    if prompt is None or prompt == []:
+        raise invalid("prompt", "prompt is missing or empty: give a text, token ids, or a list of either")
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [prompt]
+    if len(prompt) > MAX_PROMPTS:
+        raise invalid("prompt", f"prompt holds {len(prompt)} prompts: give at most {MAX_PROMPTS} in one request")
+    return list(cast("list[str | list[int]]", prompt))
+
+
+def _encoded(prompt: str | list[int], body: CompletionBody, bundle: LoadedBundle) -> list[int]:
+    if isinstance(prompt, str):
+        return bundle.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
+    check_tokens(prompt, bundle, "prompt")
+    return prompt

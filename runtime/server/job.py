@@ -1,0 +1,175 @@
+"""What both completion endpoints come down to: token ids to run, and how to write down what they give."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any, Protocol
+
+from ..acceptance import AcceptanceStatistics
+from ..answer import Generation
+from ..generate import LoadedBundle
+from ..scheduler import GenerationRequest
+from .errors import invalid
+from .schemas import GenerationBody
+
+Object = dict[str, Any]
+"""JSON."""
+
+
+class Form(Protocol):
+    """How an endpoint writes its answers."""
+
+    id_prefix: str
+    object_name: str
+    chunk_name: str
+
+    def choice(self, text: str) -> Object:
+        """A whole answer's part of its choice."""
+        ...
+
+    def opening(self) -> Object | None:
+        """Of a stream, before anything else of the choice."""
+        ...
+
+    def delta(self, text: str) -> Object:
+        """Text added to a choice of a stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One HTTP request, ready to run. Choice c of prompt p is number p · n + c."""
+
+    body: GenerationBody
+    form: Form
+    param: str
+    """The field that the prompts come from."""
+    prompts: tuple[tuple[int, ...], ...]
+    requests: tuple[GenerationRequest, ...]
+    echoed: tuple[str, ...] | None = None
+    """What each prompt's answers begin with."""
+    id: str
+    model: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def served_as(self, model: str) -> Job:
+        """The same, by the name that the answer gives the model."""
+        return replace(self, model=model)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """However many answers each prompt has."""
+        return sum(map(len, self.prompts))
+
+    def echo(self, choice: int) -> str:
+        """What the text of a choice begins with."""
+        return "" if self.echoed is None else self.echoed[choice // self.body.num_choices]
+
+    def response(self, generations: Sequence[Generation]) -> Object:
+        """The whole answer, not streamed."""
+        choices = [self._choice(index, generation) for index, generation in enumerate(generations)]
+        return self.envelope(self.form.object_name, choices) | self.account(generations)
+
+    def envelope(self, name: str, choices: Sequence[Object]) -> Object:
+        """What is around the choices of a response or chunk."""
+        return {
+            "id": self.id,
+            "object": name,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": None,
+            "choices": choices,
+        }
+
+    def account(self, generations: Sequence[Generation]) -> Object:
+        """Tokens used and drafts accepted, over all choices."""
+        total = reduce(AcceptanceStatistics.merge, (one.acceptance for one in generations), AcceptanceStatistics())
+        usage = self.usage(sum(len(one.token_ids) for one in generations))
+        usage["completion_tokens_details"] = {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": total.accepted,
+            "rejected_prediction_tokens": total.drafted - total.accepted,
+        }
+        return {"usage": usage, "metrics": {"speculative_decoding": _speculation(total)}}
+
+    def usage(self, num_completion_tokens: int) -> Object:
+        """Token counts while the answers go on."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": num_completion_tokens,
+            "total_tokens": self.num_prompt_tokens + num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+
+    def _choice(self, index: int, generation: Generation) -> Object:
+        choice: Object = {"index": index} | self.form.choice(self.echo(index) + generation.text)
+        choice |= {"logprobs": None, "finish_reason": generation.finish_reason}
+        if self.body.return_token_ids:
+            prompt = self.prompts[index // self.body.num_choices]
+            choice |= {"prompt_token_ids": list(prompt), "token_ids": list(generation.token_ids)}
+        return choice
+
+
+def make_job(
+    body: GenerationBody,
+    form: Form,
+    bundle: LoadedBundle,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int | None,
+    default_max_tokens: int | None,
+    param: str,
+) -> Job:
+    """Checks lengths and sampling of every prompt. Raises ApiError."""
+    limit, requests = bundle.manifest.max_length, list[GenerationRequest]()
+    greedy_only = "greedy" in bundle.manifest.variants
+    for prompt in prompts:
+        room = limit - len(prompt)
+        _check_room(len(prompt), max_tokens, limit, param)
+        count = max_tokens if max_tokens is not None else min(default_max_tokens or room, room)
+        each = body.sampling(max_tokens=count, default_temperature=0.0 if greedy_only else 1.0)
+        request = GenerationRequest(prompt=tuple(prompt), params=each[0], speculative=body.speculative is not False)
+        requests += [replace(request, params=params) for params in each]
+    return Job(
+        body=body,
+        form=form,
+        param=param,
+        prompts=tuple(map(tuple, prompts)),
+        requests=tuple(requests),
+        id=form.id_prefix + secrets.token_hex(16),
+    )
+
+
+def _check_room(num_prompt_tokens: int, max_tokens: int | None, limit: int, param: str) -> None:
+    if num_prompt_tokens >= limit:
+        raise invalid(
+            param,
+            f"the prompt has {num_prompt_tokens} tokens and this model holds {limit} for prompt and answer together",
+            code="context_length_exceeded",
+        )
+    if max_tokens is not None and num_prompt_tokens + max_tokens > limit:
+        raise invalid(
+            "max_tokens",
+            f"the prompt has {num_prompt_tokens} tokens and {max_tokens} are asked for: this model holds {limit} for "
+            "both together",
+            code="context_length_exceeded",
+        )
+
+
+def _speculation(total: AcceptanceStatistics) -> Object:
+    """As vLLM reports it: the mean counts the bonus token, the histogram does not."""
+    reached = [total.verifications, *total.accepted_per_position]
+    return {
+        "num_spec_steps": total.verifications,
+        "num_draft_tokens": total.drafted,
+        "num_accepted_draft_tokens": total.accepted,
+        "num_spec_tokens": len(total.accepted_per_position),
+        "mean_acceptance_length": 1 + total.acceptance_length if total.verifications else 0.0,
+        "draft_acceptance_rate": total.acceptance_rate,
+        "acceptance_histogram": [here - after for here, after in zip(reached, [*reached[1:], 0], strict=True)],
+    }

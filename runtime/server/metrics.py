@@ -1,0 +1,118 @@
+"""Prometheus metrics, each under our name and under vLLM's, which tools look for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from ..answer import Piece
+from ..scheduler import BatchReport
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_PREFIX, _ALIAS = "graphspec:", "vllm:"
+
+
+@dataclass(slots=True)
+class Timing:
+    """Of one answer, in seconds of time.monotonic."""
+
+    submitted: float = field(default_factory=time.monotonic)
+    first: float | None = None
+    newest: float = 0.0
+
+
+class Metrics:
+    """What is counted, for one server. Used on the event loop, but for `stepped`."""
+
+    def __init__(self, model: str) -> None:
+        own = CollectorRegistry(auto_describe=True)
+
+        def counter(name: str, meaning: str, labels: Iterable[str] = ()) -> Counter:
+            return Counter(_PREFIX + name, meaning, labels, registry=own)
+
+        def seconds(name: str, meaning: str) -> Histogram:
+            return Histogram(f"{_PREFIX}{name}_seconds", meaning, registry=own, buckets=_SECONDS)
+
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests.")
+        self._generation_tokens = counter("generation_tokens", "Tokens generated.")
+        self._finished = counter("request_success", "Answers that ended, by reason.", ["finished_reason"])
+        self._drafts = counter("spec_decode_num_drafts", "Verification passes.")
+        self._draft_tokens = counter("spec_decode_num_draft_tokens", "Drafts verified.")
+        self._accepted = counter("spec_decode_num_accepted_tokens", "Drafts accepted.")
+        self._per_position = counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Drafts accepted, by position in the block.", ["position"]
+        )
+        self._first_token = seconds("time_to_first_token", "From submission to the first piece.")
+        self._between = seconds("inter_token_latency", "From piece to piece, divided by the tokens in the piece.")
+        self._per_token = seconds("request_time_per_output_token", "Of one answer, after its first piece.")
+        self._whole = seconds("e2e_request_latency", "From submission to the last piece.")
+        self._running = Gauge(_PREFIX + "num_requests_running", "Requests with a row.", registry=own)
+        self._waiting = Gauge(_PREFIX + "num_requests_waiting", "Requests in the queue.", registry=own)
+        self._registry = CollectorRegistry()
+        self._registry.register(_Renamed(own, model))
+
+    def watch(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
+        """Where the numbers of requests come from."""
+        self._running.set_function(running)
+        self._waiting.set_function(waiting)
+
+    def started(self, num_prompt_tokens: int) -> Timing:
+        """An answer was submitted."""
+        self._prompt_tokens.inc(num_prompt_tokens)
+        return Timing()
+
+    def took(self, piece: Piece, timing: Timing) -> None:
+        """A piece of it came."""
+        now, count = time.monotonic(), len(piece.token_ids)
+        self._generation_tokens.inc(count)
+        if timing.first is None:
+            timing.first = now
+            self._first_token.observe(now - timing.submitted)
+        elif count:
+            self._between.observe((now - timing.newest) / count)
+        timing.newest = now
+        if piece.generation is not None:
+            self._whole.observe(now - timing.submitted)
+            if (after := len(piece.generation.token_ids) - 1) > 0:
+                self._per_token.observe((now - timing.first) / after)
+            self.finished(piece.generation.finish_reason)
+
+    def finished(self, reason: str) -> None:
+        """An answer ended, whole or not."""
+        self._finished.labels(reason).inc()
+
+    def exposition(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def stepped(self, report: BatchReport) -> None:
+        """A step was read. Called from the scheduler's thread: these counters are nobody else's."""
+        if not report.width:
+            return
+        self._drafts.inc(len(report.accepted))
+        self._draft_tokens.inc(len(report.accepted) * report.width)
+        self._accepted.inc(sum(report.accepted))
+        for position in range(report.width):
+            self._per_position.labels(str(position)).inc(sum(count > position for count in report.accepted))
+
+
+class _Renamed(Collector):
+    """Each metric as it is, and as vLLM names it, with the label that its dashboards select by."""
+
+    def __init__(self, source: CollectorRegistry, model: str) -> None:
+        self._source, self._model = source, model
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in self._source.collect():
+            yield metric
+            alias = Metric(metric.name.replace(_PREFIX, _ALIAS, 1), metric.documentation, metric.type, metric.unit)
+            for sample in metric.samples:
+                labels = {"model_name": self._model, **sample.labels}
+                alias.add_sample(sample.name.replace(_PREFIX, _ALIAS, 1), labels, sample.value, sample.timestamp)
+            yield alias

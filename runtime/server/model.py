@@ -1,0 +1,85 @@
+"""A loaded bundle, what runs its requests, and what is said about its steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..acceptance import AcceptanceStatistics
+from ..generate import LoadedBundle
+from ..scheduler import BatchReport, Scheduler
+from .metrics import Metrics
+
+LOG_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What serves requests."""
+
+    bundle: LoadedBundle
+    scheduler: Scheduler
+
+
+def start(
+    bundle: LoadedBundle,
+    metrics: Metrics,
+    *,
+    max_queue_size: int = 256,
+    overlap: bool = True,
+    width: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Model:
+    """Starts the bundle's scheduler. `say` gets a line about its steps now and then, from the scheduler's thread.
+    Raises RequestError for a width that is not in the bundle."""
+    log = BatchLog(say)
+
+    def stepped(report: BatchReport) -> None:
+        metrics.stepped(report)
+        log.take(report, scheduler.num_running, scheduler.num_waiting)
+
+    scheduler = Scheduler(bundle, max_queue_size=max_queue_size, overlap=overlap, width=width, on_batch=stepped)
+    return Model(bundle=bundle, scheduler=scheduler)
+
+
+class BatchLog:
+    """One line for the steps of a few seconds: lines for each would be the server's slowest part."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._clock = say, clock
+        self._since: float | None = None
+        self._steps = self._tokens = 0
+        self._acceptance = AcceptanceStatistics()
+
+    def take(self, report: BatchReport, num_running: int, num_waiting: int) -> None:
+        """Counts a step; says a line if it is time, or if no request is left."""
+        now = self._clock()
+        if self._since is None:
+            self._since = now
+        self._steps += 1
+        self._tokens += report.committed
+        self._acceptance = self._acceptance.merge(statistics(report))
+        if now - self._since >= LOG_SECONDS or not num_running:
+            self._say(self._line(now - self._since, num_running, num_waiting))
+            self._since = now if num_running else None
+            self._steps = self._tokens = 0
+            self._acceptance = AcceptanceStatistics()
+
+    def _line(self, seconds: float, num_running: int, num_waiting: int) -> str:
+        speed = f", {self._tokens / seconds:.1f} toks/s" if seconds else ""
+        width = len(self._acceptance.verified_per_position)
+        return (
+            f"{self._steps} steps, {self._tokens} toks{speed} | Running: {num_running} reqs, "
+            f"Pending: {num_waiting} reqs | {self._acceptance.log_line(width)}"
+        ).rstrip(" |") + " |"
+
+
+def statistics(report: BatchReport) -> AcceptanceStatistics:
+    """What one step verified and accepted. Tokens of an answer's end are not told row by row."""
+    counts = AcceptanceStatistics()
+    if report.width:
+        for accepted in report.accepted:
+            counts.add(accepted, report.width)
+        counts.output_tokens = report.committed
+    return counts

@@ -1,0 +1,202 @@
+"""Request bodies: the fields that are honoured, and those that are refused because they cannot be.
+
+Anything else is ignored, as OpenAI's own and vLLM's servers do.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from graphspec.errors import RequestError
+
+from ..sampling import MAX_SEED, SamplingParams
+from .errors import ApiError, invalid
+
+MAX_CHOICES = 128
+MAX_PROMPTS = 2048
+MAX_STOPS = 64
+T = TypeVar("T", bound="Body")
+
+
+class Body(BaseModel):
+    """null stands for a field that was not given, in every field."""
+
+    # JSON has types of its own: no "5" for 5, no true for 1.
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class StreamOptions(Body):
+    """What a stream says besides its text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationBody(Body):
+    """What chat and text completions share."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    seed: int | None = Field(default=None, ge=-(2**63), le=MAX_SEED)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    max_tokens: int | None = Field(default=None, ge=0)
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    speculative: bool | None = None
+    """False: every token by itself, without drafts; the text is the same."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    def sampling(self, *, max_tokens: int, default_temperature: float) -> list[SamplingParams]:
+        """One for each choice: with a seed, choice i has the i-th after it."""
+        stop = self.stop or ()
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if len(stops) > MAX_STOPS:
+            raise invalid("stop", f"stop has {len(stops)} strings: at most {MAX_STOPS} are looked for")
+        try:
+            return [
+                SamplingParams(
+                    temperature=default_temperature if self.temperature is None else self.temperature,
+                    top_k=self.top_k or 0,
+                    top_p=1.0 if self.top_p is None else self.top_p,
+                    min_p=self.min_p or 0.0,
+                    seed=None if self.seed is None else (self.seed + choice) % (MAX_SEED + 1),
+                    max_new_tokens=max_tokens,
+                    min_tokens=self.min_tokens or 0,
+                    stop=stops,
+                    stop_token_ids=tuple(self.stop_token_ids or ()),
+                    ignore_eos=bool(self.ignore_eos),
+                    include_stop_str_in_output=bool(self.include_stop_str_in_output),
+                )
+                for choice in range(self.num_choices)
+            ]
+        except RequestError as error:
+            raise invalid(self.field_of(str(error)), str(error)) from None
+
+    def field_of(self, message: str, default: str | None = None) -> str | None:
+        """The field that a RequestError's message is about, which is among its first words."""
+        words = message.replace("max_new_tokens", "max_tokens").split()[:4]
+        return next((word for word in words if word in GenerationBody.model_fields), default)
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] | None = None
+    echo: bool | None = None
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] | None = None
+    max_completion_tokens: int | None = Field(default=None, ge=0)
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a text or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def _only(*harmless: object) -> Callable[[Any], bool]:
+    return lambda value: value in harmless
+
+
+_NOTHING = _only(False, 0, "", "none", [], {})
+_REFUSED: Mapping[str, Callable[[Any], bool]] = {
+    "presence_penalty": _only(0),
+    "frequency_penalty": _only(0),
+    "repetition_penalty": _only(1),
+    "length_penalty": _only(1),
+    "skip_special_tokens": _only(True),
+    "logprobs": lambda value: value is False,  # 0 asks for those of the tokens themselves
+    "response_format": lambda value: isinstance(value, dict) and value.get("type") == "text",
+    "modalities": _only(["text"], []),
+    **dict.fromkeys(
+        (
+            "logit_bias", "top_logprobs", "prompt_logprobs", "logits_processors", "use_beam_search",
+            "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+            "guided_whitespace_pattern", "allowed_token_ids", "bad_words", "suffix", "truncate_prompt_tokens",
+            "thinking_token_budget", "chat_template", "continue_final_message", "functions", "function_call",
+            "audio", "web_search_options", "documents", "priority", "prompt_embeds",
+        ),
+        _NOTHING,
+    ),
+}  # fmt: skip
+"""Fields that change the answer in ways that cannot be honoured yet, with the values that ask for nothing."""
+
+
+def parse(model: type[T], content: bytes) -> T:
+    """A request's body. Raises ApiError naming the field that is wrong."""
+    try:
+        raw = json.loads(content, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise invalid(None, f"the body is not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise invalid(None, f"the body is {reprlib.repr(raw)}: it must be a JSON object")
+    try:
+        body = model.model_validate(raw)
+    except ValidationError as error:
+        raise _first(error) from None
+    if isinstance(body, GenerationBody):
+        _refuse(raw, body)
+    return body
+
+
+def _refuse(raw: Mapping[str, Any], body: GenerationBody) -> None:
+    for name, harmless in _REFUSED.items():
+        if raw.get(name) is not None and not harmless(raw[name]):
+            raise invalid(name, f"{name} is {reprlib.repr(raw[name])}: this server cannot honour it; leave it out")
+    if raw.get("tools") and raw.get("tool_choice") != "none":
+        raise invalid("tools", "tools are given: this server cannot call tools; leave them out")
+    best_of = raw.get("best_of")
+    if best_of is not None and best_of != body.num_choices:
+        raise invalid("best_of", f"best_of is {reprlib.repr(best_of)}: it must be n ({body.num_choices}), or left out")
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "stream_options is for streams: set stream to true, or leave it out")
+
+
+def _first(error: ValidationError) -> ApiError:
+    """Of several things wrong with one field (a text or a list …), all; of several fields, the first."""
+    details = error.errors(include_url=False, include_input=False, include_context=False)
+    param = str(details[0]["loc"][0]) if details[0]["loc"] else None
+    said = dict.fromkeys(detail["msg"] for detail in details if detail["loc"][:1] == details[0]["loc"][:1])
+    return invalid(param, f"{param}: {'; or '.join(list(said)[:4])}")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")

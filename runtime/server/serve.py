@@ -1,0 +1,147 @@
+"""A server's life: it listens, loads, says that it is ready, and at SIGTERM finishes what it began."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from graphspec.errors import ConfigError
+
+from .app import Serving, create_app
+from .model import Model
+
+_CLOSING_SECONDS = 5
+"""For answers that are written, but not yet read by their clients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where to listen; port 0 is any free one."""
+
+    host: str
+    port: int
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours: uvicorn would stop answering at once."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Service:
+    """One server, from `run` to its end. `stop` ends it, from any thread."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        address: Address,
+        load: Callable[[], Model],
+        *,
+        drain: float,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Listens at once, so that a port in use is an OSError here. `load` runs in a thread, while requests are
+        told to come again; `say` gets the line that the server is ready."""
+        self._serving, self._load, self._drain, self._say = serving, load, drain, say
+        self._socket = _listen(address)
+        self._host = address.host
+        config = uvicorn.Config(
+            create_app(serving),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_CLOSING_SECONDS,
+        )
+        self._server = _Server(config)
+        self._stopping = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    def run(self) -> None:
+        """Until a signal or `stop`. Raises what `load` raised."""
+        asyncio.run(self._run())
+
+    def stop(self) -> None:
+        """Drains and ends; a second time, without draining."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop)
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        with _signals(self._loop, self._stop):
+            serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+            try:
+                await self._load_and_wait()
+            finally:
+                self._server.should_exit = True
+                await serving
+
+    async def _load_and_wait(self) -> None:
+        model = await asyncio.to_thread(self._load)
+        try:
+            scheduler = model.scheduler
+            self._serving.metrics.watch(lambda: scheduler.num_running, lambda: scheduler.num_waiting)
+            self._serving.model = model
+            self._say(f"Server ready on http://{self._host}:{self.port} (Press CTRL+C to quit)")
+            await self._stopping.wait()
+            self._serving.draining = True
+            await self._close(model)
+        finally:
+            model.bundle.close()
+
+    async def _close(self, model: Model) -> None:
+        """Lets running requests end; a second signal ends them."""
+        self._stopping.clear()
+        closing = asyncio.create_task(asyncio.to_thread(model.scheduler.close, drain=self._drain))
+        again = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([closing, again], return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+        if not closing.done():
+            await asyncio.to_thread(model.scheduler.close)
+        await closing
+
+    def _stop(self) -> None:
+        self._stopping.set()
+
+
+def _listen(address: Address) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((address.host, address.port), family=family, backlog=2048)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot listen on {address.host}:{address.port}: {reason}; use another --port") from error
+    listening.setblocking(False)
+    return listening
+
+
+@contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
+    """Within, the signals that end a process call `stop`; where they cannot be caught (a thread), nothing changes."""
+    caught = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            before = signal.getsignal(number)
+            loop.add_signal_handler(number, stop)
+            caught.append((number, before))
+        except (RuntimeError, ValueError, NotImplementedError):
+            break
+    try:
+        yield
+    finally:
+        for number, before in caught:
+            loop.remove_signal_handler(number)
+            signal.signal(number, before)
