@@ -59,6 +59,22 @@ class Bundle:
             raise BundleError(f"{self.root} has no file {printable(file)} in its manifest")
         return self.root / file
 
+    def read(self, file: str) -> bytes:
+        """The bytes of a graph or engine, hashed as they are read: what a backend is handed is what the manifest
+        lists, also where the file was swapped after it was checked, or not checked. Raises BundleError."""
+        path, entry = self.path(file), self.manifest.files[file]
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise BundleError(f"{self.root}: {file} cannot be read: {error.strerror}") from None
+        found = hashlib.sha256(content).hexdigest()
+        if found != entry.sha256:
+            raise BundleError(
+                f"{self.root} is damaged: {file} has sha256 {found[:12]}… instead of {entry.sha256[:12]}…; "
+                f"{_rebuild({'build_command': self.manifest.build_command}, self.root)}"
+            )
+        return content
+
     def confirm(self) -> None:
         """Raises BundleError if the bundle was replaced since it was opened. Call it when everything is loaded:
         files read before and after a replacement do not belong together."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from graphspec.bundle import Bundle, Host, open_bundle, read_manifest
-from graphspec.errors import ConfigError
+from graphspec.errors import ConfigError, EngineError
 from graphspec.manifest import Backend, Manifest
 from graphspec.signing import Signer
 
@@ -59,7 +59,13 @@ def _on_gpu(
         raise ConfigError(
             f"the bundle is for {backend}, which needs cuda-python ({error}); install it with: pip install cuda-python"
         ) from error
-    device = CudaDevice()
+    try:
+        device = CudaDevice()
+    except EngineError as error:
+        raise ConfigError(
+            f"the bundle is for {backend}, and no GPU can be used here ({error}): run it where an NVIDIA GPU and its "
+            "driver are, or build for onnxruntime"
+        ) from error
     classes = frozenset({"rtx" if backend == "tensorrt-rtx" else device.compute_capability})
     opened = open_bundle(
         path,

@@ -212,7 +212,7 @@ def _session(bundle: Bundle, graph: Graph, num_threads: int | None, *, profile: 
     options = _options(num_threads)
     options.enable_profiling = profile
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.root))
-    model = bundle.path(graph.file).read_bytes()
+    model = bundle.read(graph.file)
     try:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:
@@ -262,7 +262,7 @@ def _check_exact(bundle: Bundle) -> None:
     """Products uint8 × int8 saturate on a CPU without VNNI: wrong text, and no error."""
     if not bundle.manifest.backend.device_class.endswith("-vnni"):
         return
-    probe = bundle.path("graphs/int8_probe.onnx").read_bytes()
+    probe = bundle.read("graphs/int8_probe.onnx")
     session = onnxruntime.InferenceSession(probe, _options(1), providers=["CPUExecutionProvider"])
     (product,) = session.run(None, {"rows": np.full((1, 64), 255, np.uint8)})
     if not (product == 255 * 127 * 64).all():

@@ -52,9 +52,9 @@ class TensorRtEngine:
         self._results = Results(rows, manifest.num_draft_tokens + 1, device, self._compute, self._out)
         self._weights = _upload_weights(bundle, device, self._compute)
         used = {key: graph for key, graph in self._steps.items() if key[0] <= rows}
-        plans = {graph.name: library.load(bundle.path(graph.file).read_bytes(), graph.file) for graph in used.values()}
+        plans = {graph.name: library.load(bundle.read(graph.file), graph.file) for graph in used.values()}
         self._prefills = {
-            _chunk_size(graph): library.load(bundle.path(graph.file).read_bytes(), graph.file)
+            _chunk_size(graph): library.load(bundle.read(graph.file), graph.file)
             for graph in manifest.graphs
             if graph.role == "prefill"
         }

@@ -12,6 +12,7 @@ from typing import get_args
 import pytest
 import tiny
 
+from graphspec.backends import BACKENDS
 from graphspec.bundle import read_manifest
 from graphspec.cli import main
 from graphspec.manifest import Role, summary
@@ -70,6 +71,20 @@ def test_the_table_of_architectures_is_the_registry() -> None:
 
     shown = re.findall(r"^\| (Unified\w+) \|", README, re.M)
     assert shown == [architecture.name for architecture in registered()]
+
+
+def test_the_settings_name_the_backends_and_what_each_computes_in() -> None:
+    (backends,) = re.findall(r"^\| `--backend (.*?) \|", README, re.M)
+    assert re.findall(r"[a-z-]+(?=`)", backends) == list(BACKENDS)
+    shown = {
+        name: encodings
+        for names, encodings in re.findall(r"^\| `--encoding` for (.*?): (.*?) \|", README, re.M)
+        for name in re.findall(r"`(.*?)`", names)
+    }
+    assert shown.keys() == BACKENDS.keys()
+    for name, encodings in shown.items():
+        assert tuple(re.findall(r"`(.*?)`", encodings)) == BACKENDS[name].encodings
+        assert encodings.startswith(f"`{BACKENDS[name].encodings[0]}` (default)")
 
 
 def glossary() -> set[str]:

@@ -85,6 +85,19 @@ def test_a_sound_bundle_opens_and_says_where_its_files_are(bundle: Path) -> None
         opened.path("../x")
 
 
+@pytest.mark.parametrize("verify", [True, False])
+def test_bytes_for_a_backend_are_hashed_as_they_are_read(bundle: Path, verify: bool) -> None:
+    opened = open_bundle(bundle, verify=verify)
+    assert opened.read("graphs/step.onnx") == b"onnx bytes"
+    (bundle / "graphs/step.onnx").write_bytes(b"ONNX BYTES")
+    with pytest.raises(BundleError, match=r"is damaged: graphs/step\.onnx has sha256") as caught:
+        opened.read("graphs/step.onnx")
+    assert rebuild(bundle) in str(caught.value)
+    (bundle / "graphs/step.onnx").unlink()
+    with pytest.raises(BundleError, match=r"graphs/step\.onnx cannot be read: No such file"):
+        opened.read("graphs/step.onnx")
+
+
 def test_a_link_to_a_bundle_is_resolved_when_it_is_opened(bundle: Path) -> None:
     link = bundle.with_name("current")
     link.symlink_to(bundle)

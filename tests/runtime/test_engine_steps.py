@@ -16,7 +16,7 @@ from pairs import FORCED, NAMES, K, Pairs
 from restaging import restage
 
 from graphspec.bundle import open_bundle, read_manifest
-from graphspec.errors import BundleError, ConfigError
+from graphspec.errors import BundleError, ConfigError, EngineError
 from graphspec.export.device import multiplies_uint8_by_int8_exactly, probe_model
 from graphspec.runtime.engine import NO_TOKEN, Chunk
 from graphspec.runtime.generate import load
@@ -143,6 +143,22 @@ def test_a_bundle_for_a_gpu_says_what_to_install(pairs: Pairs, tmp_path: Path, m
     backend = read_manifest(source).backend.model_dump() | {"name": "tensorrt"}
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(ConfigError, match=r"the bundle is for tensorrt, .*pip install 'graphspec-llm\[gpu\]'"):
+        load(restage(source, tmp_path / "bundle", backend=backend))
+
+
+def test_without_a_gpu_an_engine_is_refused_in_cudas_words(
+    pairs: Pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = pytest.importorskip("graphspec.runtime.cuda_device", reason="cuda-python is not installed")
+
+    def refuse(_: int) -> Any:
+        raise EngineError("CUDA: no CUDA-capable device is detected (cudaErrorNoDevice)")
+
+    monkeypatch.setattr(device.CudaDevice, "__init__", refuse)
+    monkeypatch.setattr("graphspec.runtime.tensorrt_library.TensorRtLibrary", lambda _: None)
+    source = pairs.bundle(FORCED)
+    backend = read_manifest(source).backend.model_dump() | {"name": "tensorrt-rtx"}
+    with pytest.raises(ConfigError, match=r"no GPU can be used here \(CUDA: no CUDA-capable device is detected"):
         load(restage(source, tmp_path / "bundle", backend=backend))
 
 
