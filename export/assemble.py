@@ -68,7 +68,7 @@ def _backend(options: BuildOptions) -> OnnxRuntimeBackend | TensorRtWriter:
     if options.backend == "onnxruntime":
         from .onnxruntime_backend import OnnxRuntimeBackend
 
-        return OnnxRuntimeBackend("int8" if options.encoding == "int8" else "float32")
+        return OnnxRuntimeBackend("int8" if options.encoding == "int8" else "float32", options.device)
     return TensorRtWriter(
         TensorRt(options.backend), options.encoding, options.max_batch_size, bake_weights=options.bake_weights
     )

@@ -19,7 +19,7 @@ from pydantic import JsonValue
 
 from graphspec import __version__
 from graphspec.architecture import Resolution
-from graphspec.backends import BACKENDS, BackendKind
+from graphspec.backends import BACKENDS, BackendKind, Device
 from graphspec.bundle import existing_key, input_key, verify_bundle
 from graphspec.checkpoints import Checkpoint, fields, fingerprint
 from graphspec.detection import number, target_body
@@ -43,6 +43,8 @@ class BuildOptions:
     """Everything about a bundle that the pair does not decide."""
 
     backend: Backend = "onnxruntime"
+    device: Device = "cpu"
+    """What the backend runs on."""
     encoding: Encoding
     """One of the backend's (graphspec.backends)."""
     max_length: int | None = None
@@ -92,7 +94,7 @@ class Plan:
                 "max_batch_size": self.options.max_batch_size,
                 "widths": list(self.widths),
                 "bake_weights": self.options.bake_weights,
-                "machine": _device(self.options.backend),
+                "machine": _device(self.options),
                 "source": source_sha256(self.resolution),
                 "capabilities": [*sorted(self.resolution.architecture.capabilities)],
                 "versions": _versions(BACKENDS[self.options.backend]),
@@ -236,13 +238,13 @@ def _first_version(distributions: Sequence[str]) -> str:
     return "unknown"
 
 
-def _device(backend: Backend) -> list[JsonValue]:
+def _device(options: BuildOptions) -> list[JsonValue]:
     """What a build is for: this kind of CPU, or a class of GPUs."""
-    if backend == "onnxruntime":
-        return _machine()
+    if options.backend == "onnxruntime":
+        return [options.device] if options.device == "cuda" else _machine()
     from .tensorrt_compile import device_class
 
-    return [device_class(backend)]
+    return [device_class(options.backend)]
 
 
 def _machine() -> list[JsonValue]:

@@ -1,4 +1,4 @@
-"""Writing graphs and weights for ONNX Runtime on a CPU: one dynamic graph serves every width (design §5)."""
+"""Writing graphs and weights for ONNX Runtime: one dynamic graph serves every width (design §5)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import onnxruntime
 
 from graphspec.architectures.state import FloatType
 from graphspec.architectures.step import FusedStep
+from graphspec.backends import Device
 
 from . import pipeline
 from .device import device_class, int8_weight_sign, probe_model
@@ -23,17 +24,20 @@ from .weights import externalise
 
 MIN_VERSION = "1.32"
 """The release that every claim about operators and equal bits was measured on."""
+CUDA_MIN_VERSION = "1.31"
+"""onnxruntime-gpu's releases come later; on a CPU this one loads and runs the same operators. Not run on a GPU."""
 
 
 class OnnxRuntimeBackend:
-    """One encoding on this machine's CPU."""
+    """One encoding on this machine's CPU, or float32 on CUDA: the same graph, which nothing here runs."""
 
     name = "onnxruntime"
     dtype: FloatType = "float32"
     """What the graph is traced in."""
 
-    def __init__(self, encoding: Encoding) -> None:
+    def __init__(self, encoding: Encoding, device: Device = "cpu") -> None:
         self._encoding = encoding
+        self._device = device
         self._sign: WeightSign | None = int8_weight_sign() if encoding == "int8" else None
 
     @property
@@ -42,8 +46,8 @@ class OnnxRuntimeBackend:
         return {
             "name": self.name,
             "version": onnxruntime.__version__,
-            "min_version": MIN_VERSION,
-            "device_class": device_class(self._sign),
+            "min_version": CUDA_MIN_VERSION if self._device == "cuda" else MIN_VERSION,
+            "device_class": "cuda" if self._device == "cuda" else device_class(self._sign),
         }
 
     def write(
@@ -75,18 +79,24 @@ class OnnxRuntimeBackend:
         ir.save(model, root / "graphs" / "any.onnx")
         if self._sign == "int8":
             (root / "graphs" / "int8_probe.onnx").write_bytes(probe_model())
-        on_stage("comparing rows bit by bit")
         return {
             "prefill_chunks": "dynamic",
-            "row_invariant": is_row_invariant(
-                root,
-                step.states,
-                step.target.config.vocabulary,
-                positions=step.target.capacity - 2 * step.num_draft_tokens - 2,
-                num_threads=min(os.cpu_count() or 1, step.target.config.kv_heads),
-            ),
+            "row_invariant": self._is_row_invariant(root, step, on_stage),
             "graphs": [graph_entry("any", "graphs/any.onnx", "any", widths, model, step), *portable],
         }
+
+    def _is_row_invariant(self, root: Path, step: FusedStep, on_stage: Callable[[str], None]) -> bool | None:
+        """None where this machine's CPU cannot tell."""
+        if self._device == "cuda":
+            return None
+        on_stage("comparing rows bit by bit")
+        return is_row_invariant(
+            root,
+            step.states,
+            step.target.config.vocabulary,
+            positions=step.target.capacity - 2 * step.num_draft_tokens - 2,
+            num_threads=min(os.cpu_count() or 1, step.target.config.kv_heads),
+        )
 
     def _write_portable(self, model: ir.Model, step: FusedStep, width: int, root: Path) -> dict[str, Any]:
         """The fused graph of one width, before any backend's lowering, with its weights as inputs."""

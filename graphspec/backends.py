@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from graphspec.errors import ConfigError, UnsupportedError
 from graphspec.manifest import Backend, Encoding
 
+Device = Literal["cpu", "cuda"]
 DEFAULT_BACKEND: Backend = "onnxruntime"
 PLANNED_ENCODINGS = {"onnxruntime": ("int4",)}
 
@@ -17,6 +19,8 @@ class BackendKind:
 
     name: Backend
     encodings: tuple[Encoding, ...]
+    """The first is the default."""
+    devices: tuple[Device, ...] = ("cuda",)
     """The first is the default."""
     module: str
     """The Python module that compiles for it."""
@@ -45,6 +49,7 @@ BACKENDS: dict[Backend, BackendKind] = {
         BackendKind(
             name="onnxruntime",
             encodings=("int8", "float32"),
+            devices=("cpu", "cuda"),
             module="onnxruntime",
             distributions=("onnxruntime", "onnxruntime-gpu"),
             extra="cpu",
@@ -76,9 +81,26 @@ def backend_kind(name: str) -> BackendKind:
     return BACKENDS[name]
 
 
-def checked_encoding(encoding: str | None, backend: BackendKind) -> Encoding:
+def checked_device(device: str | None, backend: BackendKind) -> Device:
+    """The device, or the backend's default. Raises UnsupportedError or ConfigError that lists what it has."""
+    for known in backend.devices:
+        if device in (None, known):
+            return known
+    if any(device in kind.devices for kind in BACKENDS.values()):
+        raise UnsupportedError(f"backend '{backend.name}' does not run on '{device}'; use {_either(backend.devices)}")
+    raise ConfigError(f"device {device!r} is not known; backend {backend.name} runs on {_either(backend.devices)}")
+
+
+def checked_encoding(encoding: str | None, backend: BackendKind, device: Device = "cpu") -> Encoding:
     """The encoding, or the backend's default. Raises UnsupportedError or ConfigError that lists what it has."""
     known = backend.encodings
+    if backend.name == "onnxruntime" and device == "cuda":
+        known = ("float32",)
+        if encoding == "int8":
+            raise UnsupportedError(
+                "encoding 'int8' is not available on backend 'onnxruntime' with --device cuda, where ONNX Runtime has "
+                "no kernel for its products (MatMulIntegerToFloat); use float32"
+            )
     if encoding is None:
         return known[0]
     if encoding in known:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from graphspec.architecture import Resolution
-from graphspec.backends import BACKENDS, DEFAULT_BACKEND, BackendKind, backend_kind, checked_encoding
+from graphspec.backends import BACKENDS, DEFAULT_BACKEND, BackendKind, backend_kind, checked_device, checked_encoding
 from graphspec.checkpoints import local_path, open_checkpoint
 from graphspec.errors import BuildError, ConfigError, UnsupportedError
 from graphspec.machinery import refuse_other_methods
@@ -36,6 +36,7 @@ def build(
     arch: str | None = None,
     arch_modules: Sequence[str] = (),
     backend: str = DEFAULT_BACKEND,
+    device: str | None = None,
     encoding: str | None = None,
     max_length: int | None = None,
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
@@ -50,11 +51,12 @@ def build(
 
     `speculative` are fields of SpeculativeConfig by name; the pair decides what they leave open. `widths` are
     the numbers of drafts a step may verify; None: all of 0 … K. `encoding`
-    None is the backend's default. `on_stage` is told what is being done. Raises
+    or `device` None is the backend's default. `on_stage` is told what is being done. Raises
     GraphspecError; nothing is left behind then.
     """
     kind = backend_kind(backend)
-    numeric = checked_encoding(encoding, kind)
+    place_to_run = checked_device(device, kind)
+    numeric = checked_encoding(encoding, kind, place_to_run)
     if bake_weights and not kind.prefill_chunks:
         raise UnsupportedError(f"--bake-weights is for engines; backend {kind.name} maps one weights file")
     _check_counts(max_length, max_batch_size)
@@ -75,6 +77,7 @@ def build(
 
     options = BuildOptions(
         backend=kind.name,
+        device=place_to_run,
         encoding=numeric,
         max_length=max_length,
         max_batch_size=max_batch_size,
@@ -88,6 +91,7 @@ def build(
                 "arch": arch,
                 "arch_module": list(arch_modules),
                 "backend": backend if backend != DEFAULT_BACKEND else None,
+                "device": place_to_run if place_to_run != kind.devices[0] else None,
                 "encoding": numeric,
                 "max_length": max_length,
                 "max_batch_size": max_batch_size if max_batch_size != DEFAULT_MAX_BATCH_SIZE else None,

@@ -22,17 +22,19 @@ def open_engine(
 ) -> tuple[Bundle, Engine]:
     """Signature, hashes, backend and device are checked before a byte reaches the backend. Raises BundleError, and
     ConfigError for settings that the bundle or this machine cannot honour."""
-    backend = read_manifest(path, signer=signer).backend.name
-    if backend == "onnxruntime":
-        return _on_cpu(path, num_slots, num_threads, verify, signer)
-    return _on_gpu(path, backend, num_slots, num_threads, verify, signer)
+    backend = read_manifest(path, signer=signer).backend
+    if backend.name == "onnxruntime":
+        return _on_onnxruntime(path, backend.device_class, num_slots, num_threads, verify, signer)
+    return _on_gpu(path, backend.name, num_slots, num_threads, verify, signer)
 
 
-def _on_cpu(
-    path: Path, num_slots: int | None, num_threads: int | None, verify: bool, signer: Signer | None
+def _on_onnxruntime(
+    path: Path, device_class: str, num_slots: int | None, num_threads: int | None, verify: bool, signer: Signer | None
 ) -> tuple[Bundle, Engine]:
+    from .cuda_provider import check_available
     from .onnxruntime_engine import OnnxRuntimeEngine, host, most_threads
 
+    check_available(device_class, path)
     opened = open_bundle(path, verify=verify, host=host(), signer=signer)
     _check_slots(opened.manifest, num_slots)
     most = most_threads(opened.manifest)

@@ -1,4 +1,4 @@
-"""ONNX Runtime on a CPU: one graph, dynamic in batch, width, chunk and context, serves everything.
+"""ONNX Runtime: one graph, dynamic in batch, width, chunk and context, serves everything.
 
 The caches' first dimension is the slot table. A step runs the range of slots that holds its rows; rows between
 that are not stepped are computed and dropped: what is written beyond a row's length is overwritten later.
@@ -19,6 +19,7 @@ from graphspec.bundle import Bundle, Host, rebuild_command
 from graphspec.errors import BundleError
 from graphspec.manifest import Graph, Manifest
 
+from .cuda_provider import CUDA, check_used, is_available, memory_of, provider_of
 from .engine import NO_TOKEN, Chunk, Pending, StepResult
 from .sampling import SamplingParams
 
@@ -39,7 +40,7 @@ _CONTEXT_STEP = 32
 
 
 class OnnxRuntimeEngine:
-    """Engine on ONNX Runtime's CPU provider; a worker thread is the device."""
+    """Engine on ONNX Runtime's CPU provider, or its CUDA one (not run yet); a worker thread is the device."""
 
     def __init__(
         self, bundle: Bundle, *, num_slots: int | None = None, num_threads: int | None = None, profile: bool = False
@@ -67,6 +68,12 @@ class OnnxRuntimeEngine:
             "top_k": np.zeros(self.num_slots, np.int64),
             "top_p": np.ones(self.num_slots, np.float32),
             "min_p": np.zeros(self.num_slots, np.float32),
+        }
+        self._on = memory_of(manifest.backend.device_class)
+        self._is_cuda = manifest.backend.device_class == CUDA
+        # On a CPU the very memory of the arrays.
+        self._memory = {
+            names: onnxruntime.OrtValue.ortvalue_from_numpy(array, self._on, 0) for names, array in self._states.items()
         }
         self._bindings: dict[tuple[int, int], Any] = {}
         self._device = ThreadPoolExecutor(1, thread_name_prefix="graphspec-engine")
@@ -128,6 +135,8 @@ class OnnxRuntimeEngine:
         feeds: dict[str, Array] = {name: np.full(len(tokens), value, np.int64) for name, value in counts.items()}
         feeds |= {name: values[rows] for name, values in self._sampling.items()}
         feeds["tokens"] = np.ascontiguousarray(tokens)
+        if self._is_cuda:  # there a binding would keep what the table held when it was bound
+            feeds["uniform"] = self._uniform[rows]
         feeds["kv_len"] = self._lengths(slots, tokens.shape[1])
         feeds["verify_offsets"] = np.arange(width + 1)
         feeds["key_positions"] = np.arange(self._visible(feeds["kv_len"], tokens.shape[1]))
@@ -161,13 +170,14 @@ class OnnxRuntimeEngine:
             binding = self._session.io_binding()
             for name in _RESULTS:  # first, so that get_outputs starts with them
                 binding.bind_output(name)
-            if "uniform" in self._inputs:
+            if "uniform" in self._inputs and not self._is_cuda:
                 table = onnxruntime.OrtValue.ortvalue_from_numpy(self._uniform[rows])
                 binding.bind_ortvalue_input("uniform", table)
-            for (name, output), memory in self._states.items():
-                value = onnxruntime.OrtValue.ortvalue_from_numpy(memory[rows])
-                binding.bind_ortvalue_input(name, value)
-                binding.bind_ortvalue_output(output, value)
+            for (name, output), array in self._states.items():
+                at = self._memory[name, output].data_ptr() + rows.start * array[0].nbytes
+                placed = (self._on, 0, array.dtype.type, array[rows].shape, at)
+                binding.bind_input(name, *placed)
+                binding.bind_output(output, *placed)
             self._bindings[key] = binding
         return self._bindings[key]
 
@@ -191,7 +201,8 @@ def host() -> Host:
         backend="onnxruntime",
         version=onnxruntime.__version__,
         # Whether products with int8 weights are exact here is asked of the CPU itself, once the bundle is open.
-        device_classes=frozenset({machine, f"{machine}-vnni"}),
+        # Likewise whether CUDA is really there, of the session.
+        device_classes=frozenset({machine, f"{machine}-vnni"} | ({CUDA} if is_available() else set())),
     )
 
 
@@ -213,14 +224,17 @@ def _session(bundle: Bundle, graph: Graph, num_threads: int | None, *, profile: 
     options.enable_profiling = profile
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.root))
     model = bundle.read(graph.file)
+    device_class = bundle.manifest.backend.device_class
     try:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(model, options, providers=[provider_of(device_class)])
     except Exception as error:
         raise BundleError(
             f"ONNX Runtime {onnxruntime.__version__} cannot load {graph.file} of {bundle.root}: "
             f"{' '.join(str(error).split())}; rebuild it with: "
             f"{rebuild_command(bundle.manifest.build_command, bundle.root)}"
         ) from error
+    check_used(session, device_class, bundle.root)
+    return session
 
 
 def _check_interface(session: Any, bundle: Bundle, graph: Graph) -> None:

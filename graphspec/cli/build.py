@@ -84,6 +84,15 @@ def build(
             rich_help_panel=NUMERICS,
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="cpu|cuda",
+            help="onnxruntime: cpu, or cuda in float32, which has not been run yet.",
+            rich_help_panel=NUMERICS,
+        ),
+    ] = None,
     bake_weights: Annotated[
         bool,
         typer.Option(
@@ -130,6 +139,7 @@ def build(
             arch=arch,
             arch_modules=arch_module or (),
             backend=backend,
+            device=device,
             encoding=encoding,
             max_length=max_length,
             max_batch_size=max_batch_size,

@@ -24,8 +24,8 @@ from graphspec.speculative_config import SpeculativeConfig
 SETTINGS = " ".join("--" + name.replace("_", "-") for name in SpeculativeConfig.model_fields)
 OPTIONS = {
     "build": f"{SETTINGS} --no-use-relaxed-acceptance-for-thinking --no-use-greedy-acceptance --no-logit-penalties "
-    "--model --draft-model-path --arch --arch-module --backend --encoding --max-length --max-batch-size --widths "
-    "--bake-weights --config-file --section-name --dump-passes --overwrite -o --out",
+    "--model --draft-model-path --arch --arch-module --backend --device --encoding --max-length --max-batch-size "
+    "--widths --bake-weights --config-file --section-name --dump-passes --overwrite -o --out",
     "generate": "BUNDLE --prompt --prompt-file --chat --raw --system --max-new-tokens --min-tokens --temperature "
     "--top-k --top-p --min-p --seed --stop --stop-token-id --ignore-eos --width --no-speculation --max-batch-size "
     "--threads --no-verify --require-signature --json",

@@ -81,8 +81,8 @@ class Pairs:
         with self._locked():
             return Pair(target=self._target(target), draft=self._draft(drafter))
 
-    def _bundle(self, name: str, encoding: Encoding = "float32") -> Path:
-        pair, out = self.pair(name), self._root / f"{name}-{encoding}"
+    def _bundle(self, name: str, encoding: Encoding = "float32", device: str = "cpu") -> Path:
+        pair, out = self.pair(name), self._root / f"{name}-{encoding}-{device}"
         with self._locked():
             if not out.exists():
                 build(
@@ -92,6 +92,7 @@ class Pairs:
                     arch_modules=["forced"],
                     speculative_method=_method(name),
                     encoding=encoding,
+                    device=device,
                     max_length=MAX_LENGTH,
                     out=out,
                     num_speculative_tokens=K,
