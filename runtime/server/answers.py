@@ -20,6 +20,7 @@ from .metrics import Metrics, Timing
 _AT_ONCE = 32
 """Answers of one HTTP request that may be queued or running: a large batch leaves the queue open to others."""
 
+_ATTEMPTS = 10
 Event = tuple[int, Piece]
 """Which of the requests, and what was added to its answer."""
 
@@ -65,6 +66,7 @@ class Answers:
                     await self._retry()
                 index, event = await self._events.get()
                 if isinstance(event, Exception):
+                    self._failed(index)
                     raise event
                 if index in self._running:
                     self._take(index, event)
@@ -77,6 +79,10 @@ class Answers:
         """Every answer, in the order of the requests."""
         done = {index: piece.generation async for index, piece in self if piece.generation is not None}
         return [done[index] for index in sorted(done)]
+
+    def _failed(self, index: int) -> None:
+        if self._running.pop(index, None):
+            self._metrics.finished("error")
 
     def _take(self, index: int, piece: Piece) -> None:
         _, timing = self._running[index]
@@ -96,14 +102,17 @@ class Answers:
         self._running[index] = ticket, self._metrics.started(len(request.prompt))
 
     async def _retry(self) -> None:
-        """The rest of a batch that others have pushed out of the queue waits; its client has no part in that."""
-        while not self._running:
+        """What is left of a batch that others have pushed out of the queue waits: its client has no part in that."""
+        for attempt in range(_ATTEMPTS):
+            if not self._waiting:  # the client is gone
+                return
             try:
                 self._submit_next()
+                return
             except QueueFullError as error:
+                if attempt == _ATTEMPTS - 1:
+                    raise
                 await asyncio.sleep(min(error.retry_after, 1.0))
-                if not self._events.empty():
-                    return
 
     def _arrived(self, index: int, event: Piece | GraphspecError) -> None:
         """Called in the scheduler's thread."""

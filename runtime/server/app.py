@@ -72,7 +72,9 @@ class Serving:
         if self.api_key is None:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.api_key.encode()):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(
+            given.strip().encode("latin-1"), self.api_key.encode()
+        ):
             raise ApiError(
                 HTTPStatus.UNAUTHORIZED,
                 "the API key is missing or wrong: send the header Authorization: Bearer KEY",

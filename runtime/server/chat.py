@@ -43,7 +43,6 @@ def chat_job(body: ChatBody, bundle: LoadedBundle) -> Job:
         ChatForm(),
         bundle,
         [encode_chat(body, bundle)],
-        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         default_max_tokens=None,
         param="messages",
     )

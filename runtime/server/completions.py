@@ -45,7 +45,6 @@ def completion_job(body: CompletionBody, bundle: LoadedBundle) -> Job:
         TextForm(),
         bundle,
         encoded,
-        max_tokens=body.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         param="prompt",
     )

@@ -121,7 +121,6 @@ def make_job(
     bundle: LoadedBundle,
     prompts: Sequence[Sequence[int]],
     *,
-    max_tokens: int | None,
     default_max_tokens: int | None,
     param: str,
 ) -> Job:
@@ -130,8 +129,9 @@ def make_job(
     greedy_only = "greedy" in bundle.manifest.variants
     for prompt in prompts:
         room = limit - len(prompt)
-        _check_room(len(prompt), max_tokens, limit, param)
-        count = max_tokens if max_tokens is not None else min(default_max_tokens or room, room)
+        _check_room(len(prompt), body, limit, param)
+        asked = body.limit[1]
+        count = asked if asked is not None else min(default_max_tokens or room, room)
         each = body.sampling(max_tokens=count, default_temperature=0.0 if greedy_only else 1.0)
         request = GenerationRequest(prompt=tuple(prompt), params=each[0], speculative=body.speculative is not False)
         requests += [replace(request, params=params) for params in each]
@@ -145,17 +145,18 @@ def make_job(
     )
 
 
-def _check_room(num_prompt_tokens: int, max_tokens: int | None, limit: int, param: str) -> None:
+def _check_room(num_prompt_tokens: int, body: GenerationBody, limit: int, param: str) -> None:
+    name, asked = body.limit
     if num_prompt_tokens >= limit:
         raise invalid(
             param,
             f"the prompt has {num_prompt_tokens} tokens and this model holds {limit} for prompt and answer together",
             code="context_length_exceeded",
         )
-    if max_tokens is not None and num_prompt_tokens + max_tokens > limit:
+    if asked is not None and num_prompt_tokens + asked > limit:
         raise invalid(
-            "max_tokens",
-            f"the prompt has {num_prompt_tokens} tokens and {max_tokens} are asked for: this model holds {limit} for "
+            name,
+            f"the prompt has {num_prompt_tokens} tokens and {asked} are asked for: this model holds {limit} for "
             "both together",
             code="context_length_exceeded",
         )

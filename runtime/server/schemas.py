@@ -65,6 +65,11 @@ class GenerationBody(Body):
         """Answers to each prompt."""
         return self.n or 1
 
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """Tokens an answer may have, after the name of the field that says it."""
+        return "max_tokens", self.max_tokens
+
     def sampling(self, *, max_tokens: int, default_temperature: float) -> list[SamplingParams]:
         """One for each choice: with a seed, choice i has the i-th after it."""
         stop = self.stop or ()
@@ -93,8 +98,8 @@ class GenerationBody(Body):
 
     def field_of(self, message: str, default: str | None = None) -> str | None:
         """The field that a RequestError's message is about, which is among its first words."""
-        words = message.replace("max_new_tokens", "max_tokens").split()[:4]
-        return next((word for word in words if word in GenerationBody.model_fields), default)
+        words = message.replace("max_new_tokens", self.limit[0]).split()[:4]
+        return next((word for word in words if word in type(self).model_fields), default)
 
 
 class CompletionBody(GenerationBody):
@@ -111,6 +116,12 @@ class ChatBody(GenerationBody):
     max_completion_tokens: int | None = Field(default=None, ge=0)
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return super().limit
 
 
 class TokenizeBody(Body):

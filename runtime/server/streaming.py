@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -17,6 +17,8 @@ from ..answer import Generation, Piece
 from .answers import Answers, abandoned_on_disconnect
 from .errors import as_api_error
 from .job import Job, Object
+
+log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -42,9 +44,8 @@ class EventStream(Response):
 
         async with abandoned_on_disconnect(receive, self._answers):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            with suppress(ClientDisconnect):
-                async for event in _events(self._job, self._answers):
-                    await write(event)
+            async for event in _events(self._job, self._answers):
+                await write(event)
             await write(b"", more=False)
 
 
@@ -54,7 +55,11 @@ async def _events(job: Job, answers: Answers) -> AsyncIterator[bytes]:
         async for index, piece in answers:
             for chunk in stream.chunks(index, piece):
                 yield _event(chunk)
-    except (GraphspecError, RuntimeError) as error:
+    except ClientDisconnect:
+        return
+    except Exception as error:
+        if not isinstance(error, GraphspecError):
+            log.exception("a stream failed")
         yield _event(as_api_error(error).body)
         return
     if stream.include_usage:

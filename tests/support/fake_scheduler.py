@@ -47,6 +47,7 @@ class FakeScheduler:
         self.tickets: list[FakeTicket] = []
         self.drained: list[float] = []
         """What `close` was called with."""
+        self.may_close = threading.Event()
         self.num_running = self.num_waiting = 0
 
     def submit(self, request: GenerationRequest, on_piece: Callable[[Piece | GraphspecError], None]) -> FakeTicket:
@@ -57,6 +58,7 @@ class FakeScheduler:
 
     def close(self, *, drain: float = 0.0) -> None:
         self.drained.append(drain)
+        self.may_close.wait(drain)
 
     def wait_for(self, count: int) -> list[FakeTicket]:
         """Until that many requests were taken."""

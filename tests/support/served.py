@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,6 +64,15 @@ class Served:
         """What OpenAI's client calls the base URL."""
         return f"http://127.0.0.1:{self.port}/v1"
 
+    @contextmanager
+    def hanging(self, path: str, body: object) -> Iterator[socket.socket]:
+        """A connection on which a request was sent, and nothing is read."""
+        content = json.dumps(body).encode()
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+            connection.sendall(head.encode() + content)
+            yield connection
+
     def get(self, path: str, **headers: str) -> Reply:
         return self.send("GET", path, b"", **headers)
 
@@ -83,9 +93,9 @@ class Served:
 
 @contextmanager
 def serve(
-    load_model: Callable[[Metrics], Model], *, api_key: str | None = None, drain: float = 5.0
+    load_model: Callable[[Metrics], Model], *, api_key: str | None = None, drain: float = 5.0, wait: bool = True
 ) -> Iterator[Served]:
-    """A server under the name `tiny`, until the block ends."""
+    """A server under the name `tiny`, until the block ends; without `wait` it may still load."""
     serving = Serving(names=["tiny"], api_key=api_key, metrics=Metrics("tiny"))
     said = threading.Event()
     service = Service(
@@ -98,7 +108,7 @@ def serve(
     thread = threading.Thread(target=service.run)
     thread.start()
     try:
-        assert said.wait(60)
+        assert not wait or said.wait(60)
         yield Served(port=service.port, serving=serving, service=service)
     finally:
         service.stop()

@@ -1,0 +1,105 @@
+"""`graphspec run`: what it says, and how signals end it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Command
+
+READY = r"Server ready on http://127\.0\.0\.1:(\d+) \(Press CTRL\+C to quit\)\n"
+
+
+@contextmanager
+def running(bundle: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    """The process, its URL, and the lines before that it is ready."""
+    words = [sys.executable, "-m", "graphspec", "run", str(bundle), "--host", "127.0.0.1", "--port", "0", *options]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            lines = list[str]()
+            while (ready := re.fullmatch(READY, line := process.stdout.readline())) is None:
+                assert line, process.communicate()
+                lines.append(line)
+            yield process, f"http://127.0.0.1:{ready[1]}", lines
+        finally:
+            process.kill()
+
+
+def post(url: str, body: Any) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+@pytest.mark.slow
+def test_it_says_what_it_serves_answers_and_ends_at_sigterm(bundle: Path) -> None:
+    options = ("--served-model-name", "tiny", "--served-model-name", "other", "--max-batch-size", "2", "--width", "3")
+    with running(bundle, *options) as (process, url, banner):
+        told = dict(line.split(maxsplit=1) for line in banner)
+        assert told["model"] == "tiny, other\n"
+        assert told["architecture"] == "UnifiedNgramLlama3ForCausalLM\n"
+        assert told["backend"].startswith("onnxruntime ")
+        assert told["widths"] == "0, 3; 3 in use\n"
+        assert told["capacity"] == "2 requests of 96 tokens\n"
+        for name in ("tiny", "other"):
+            answer = post(f"{url}/v1/completions", {"model": name, "prompt": "abcabc", "max_tokens": 20, "seed": 1})
+            assert answer["model"] == name
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "")
+    steps = [line for line in err.splitlines() if not line.startswith("[")]
+    assert len(steps) == 2, err
+    for line in steps:
+        assert re.match(
+            r"\d+ steps, \d+ toks, [\d.]+ toks/s \| Running: 0 reqs, Pending: 0 reqs \| Draft Tokens: ", line
+        )
+        assert re.search(r" / 3 toks \(accepted drafts/step; .* incl bonus\), Per-Pos: \[p0=\d+%, p1=.*\] \|$", line)
+
+
+@pytest.mark.slow
+def test_sigterm_lets_a_running_answer_end_and_ctrl_c_twice_does_not(bundle: Path) -> None:
+    body = {"prompt": "abc", "stream": True, "max_tokens": 90}
+    with running(bundle, "--no-overlap") as (process, url, _):
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=60) as response:
+            assert response.readline().startswith(b"data: ")
+            process.send_signal(signal.SIGTERM)
+            assert response.read().endswith(b"data: [DONE]\n\n")
+        assert process.wait(30) == 0
+    with running(bundle) as (process, url, _):
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--width", "2"], "width 2 is not in this bundle"),
+        (["--max-batch-size", "1000"], "max"),
+        (["--host", "nowhere.invalid"], "cannot listen on nowhere.invalid"),
+    ],
+)
+def test_what_cannot_be_served_is_told_in_a_line(bundle: Path, run: Command, options: list[str], said: str) -> None:
+    result = run("run", bundle, "--port", "0", *options)
+    assert result.status == 1
+    (line,) = result.errors
+    assert line.startswith("error: ")
+    assert said in line
+
+
+def test_a_folder_that_is_no_bundle_is_told_in_a_line(tmp_path: Path, run: Command) -> None:
+    result = run("run", tmp_path / "nothing", "--port", "0")
+    (line,) = result.errors
+    assert (result.status, result.out) == (1, "")
+    assert "is not a bundle" in line

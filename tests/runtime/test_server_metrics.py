@@ -1,0 +1,87 @@
+"""/metrics, under our names and vLLM's, and the line about steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pairs import NAMES, Pairs
+from prometheus_client.parser import text_string_to_metric_families
+from served import Served, model, serve
+
+from graphspec.runtime.generate import LoadedBundle
+from graphspec.runtime.sampling import SamplingParams
+from graphspec.runtime.scheduler import BatchReport
+from graphspec.runtime.server.model import LOG_SECONDS, BatchLog
+
+PROMPTS = ["abc", "xyz", "abab"]
+
+
+@pytest.fixture(scope="module")
+def served(pairs: Pairs) -> Iterator[Served]:
+    bundle = pairs.bundle(NAMES[1])
+    with serve(lambda metrics: model(bundle, metrics)) as running:
+        yield running
+
+
+def samples(served: Served) -> dict[str, float]:
+    """Values by name and labels, but for the model's name."""
+    found = {}
+    for family in text_string_to_metric_families(served.get("/metrics").text):
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
+            found[sample.name + (str(labels) if labels else "")] = sample.value
+    return found
+
+
+@pytest.mark.parametrize("prefix", ["graphspec", "vllm"])
+def test_counters_are_those_of_the_answers(served: Served, pairs: Pairs, prefix: str) -> None:
+    offline: LoadedBundle = pairs.loaded(NAMES[1])
+    before = samples(served)
+    served.post("/v1/completions", {"prompt": PROMPTS, "max_tokens": 30, "temperature": 0})
+    served.post("/v1/completions", {"prompt": "abc", "max_tokens": 4, "stream": True, "speculative": False})
+    after = samples(served)
+    answers = offline.generate(PROMPTS, SamplingParams(max_new_tokens=30))
+    accepted = [sum(counts) for counts in zip(*(one.acceptance.accepted_per_position for one in answers), strict=True)]
+
+    def grown(name: str) -> float:
+        return after[f"{prefix}:{name}"] - before.get(f"{prefix}:{name}", 0)
+
+    assert grown("prompt_tokens_total") == 3 + 3 + 4 + 3
+    assert grown("generation_tokens_total") == 3 * 30 + 4
+    assert grown("request_success_total{'finished_reason': 'length'}") == 4
+    assert grown("spec_decode_num_drafts_total") == sum(one.acceptance.verifications for one in answers)
+    assert grown("spec_decode_num_draft_tokens_total") == sum(one.acceptance.drafted for one in answers)
+    assert grown("spec_decode_num_accepted_tokens_total") == sum(accepted) > 0
+    for position, count in enumerate(accepted):
+        assert grown(f"spec_decode_num_accepted_tokens_per_pos_total{{'position': '{position}'}}") == count
+    for name in ("time_to_first_token", "e2e_request_latency", "request_time_per_output_token"):
+        assert grown(f"{name}_seconds_count") == 4
+    assert after[f"{prefix}:num_requests_running"] == after[f"{prefix}:num_requests_waiting"] == 0
+
+
+def test_what_vllm_bench_reads_begins_its_line(served: Served) -> None:
+    served.post("/v1/completions", {"prompt": "abc"})
+    lines = [line for line in served.get("/metrics").text.splitlines() if line.startswith("vllm:spec_decode")]
+    names = {line.split("{")[0] for line in lines if "_total" in line}
+    assert names == {
+        "vllm:spec_decode_num_drafts_total",
+        "vllm:spec_decode_num_draft_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+    }
+
+
+def test_the_line_about_steps_comes_every_few_seconds_and_when_all_is_done() -> None:
+    now, lines = [0.0], list[str]()
+    log = BatchLog(lines.append, clock=lambda: now[0])
+    step = BatchReport(width=2, accepted=(2, 0), committed=4)
+    for num_running in (2, 2, 2):
+        log.take(step, num_running, 5)
+        now[0] += LOG_SECONDS / 2
+    assert len(lines) == 1
+    assert lines[0].startswith("3 steps, 12 toks, 4.0 toks/s | Running: 2 reqs, Pending: 5 reqs | Draft Tokens: 6/12 (")
+    assert "Per-Pos: [p0=50%, p1=100%] |" in lines[0]
+    log.take(BatchReport(width=0, accepted=(0,), committed=1), 0, 0)
+    assert lines[1].startswith("1 steps, 1 toks, ")
+    assert lines[1].endswith("Pending: 0 reqs |")
