@@ -6,6 +6,8 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
@@ -30,6 +32,7 @@ def blocks(language: str) -> list[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("readme")
     tiny.save_llama(path / "target", layers=3)
+    (path / "target" / "chat_template.jinja").write_text("{{ messages[-1].content }}:")
     tiny.save_eagle(path / "eagle-draft")
     return path
 
@@ -39,10 +42,31 @@ def commands() -> list[str]:
     return [line for line in lines if line.startswith("graphspec")]
 
 
+@contextmanager
+def serving(command: str, folder: Path) -> Iterator[str]:
+    """Runs a server on a free port → the port."""
+    assert " --port 8000" in command
+    words = shlex.split(command.replace(" --port 8000", " --port 0"))
+    with subprocess.Popen(
+        [sys.executable, "-m", *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            while "Server ready" not in (line := process.stdout.readline()):
+                assert line, "the server has ended"
+            yield line.split("http://")[1].split()[0].rpartition(":")[2]
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0
+
+
 @pytest.mark.slow
 def test_the_commands_and_programs_run_in_order(folder: Path) -> None:
     answers = []
+    (server,) = (command for command in commands() if command.startswith("graphspec run"))
     for command in commands():
+        if command == server:
+            continue
         executable = f"{sys.executable} -m {command}"
         run = subprocess.run(executable, shell=True, cwd=folder, capture_output=True, text=True, timeout=300)
         assert run.returncode == 0, f"{command}\n{run.stdout}\n{run.stderr}"
@@ -50,9 +74,11 @@ def test_the_commands_and_programs_run_in_order(folder: Path) -> None:
             answers.append(run.stdout)
     assert len(answers) == 2
     assert answers[0] == answers[1], "the README says that these print the same text"
-    for program in blocks("python"):
-        run = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=300)
-        assert run.returncode == 0, run.stderr
+    with serving(server, folder) as port:
+        for program in blocks("python"):
+            words = [sys.executable, "-c", program.replace(":8000", f":{port}")]
+            run = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300)
+            assert run.returncode == 0, run.stderr
 
 
 def test_only_installs_and_graphspec_commands_are_shown() -> None:
@@ -140,7 +166,7 @@ def installs() -> list[list[str]]:
 def test_what_is_installed_are_extras_of_this_package_and_the_torch_of_its_build() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = installs()
-    assert len(found) == 6
+    assert len(found) == 7
     for words in found:
         assert words[0] == "install"
         for word in words[1:]:
