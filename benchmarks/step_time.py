@@ -1,6 +1,6 @@
-"""Milliseconds of one step by verify width, beside the matrix products alone.
+"""Milliseconds of one step by verify width, beside the matrix products alone; or by the rows that share it.
 
-    python benchmarks/step_time.py BUNDLE [--context 100] [--rounds 15] [--profile]
+    python benchmarks/step_time.py BUNDLE [--context 100] [--rounds 15] [--profile] [--rows 1,2,4,8]
 
 Widths are run in turn, so that a machine whose speed drifts slows all of them; medians are printed.
 """
@@ -77,14 +77,15 @@ def products_only(bundle: Path) -> Callable[[int], Callable[[], object]]:
     return for_rows
 
 
-def engine_at(bundle: Path, context: int, profile: bool) -> OnnxRuntimeEngine:
-    """An engine whose row 0 holds a prompt of `context` tokens."""
+def engine_at(bundle: Path, context: int, *, rows: int = 1, profile: bool = False) -> OnnxRuntimeEngine:
+    """An engine whose rows hold a prompt of `context` tokens each."""
     opened = open_bundle(bundle, verify=False)
-    engine = OnnxRuntimeEngine(opened, num_slots=1, profile=profile)
-    engine.admit(0, SamplingParams(), uniform_table(0, engine.capacity))
+    engine = OnnxRuntimeEngine(opened, num_slots=rows, profile=profile)
     vocabulary = opened.manifest.pair.target.vocab_size
-    tokens = np.random.default_rng(0).integers(100, vocabulary - 1, context)
-    engine.prefill(Chunk(slot=0, tokens=tuple(tokens.tolist()))).result()
+    for row in range(rows):
+        engine.admit(row, SamplingParams(), uniform_table(0, engine.capacity))
+        tokens = np.random.default_rng(row).integers(100, vocabulary - 1, context)
+        engine.prefill(Chunk(slot=row, tokens=tuple(tokens.tolist()))).result()
     return engine
 
 
@@ -119,8 +120,18 @@ def profile(engine: OnnxRuntimeEngine, width: int, steps: int = 30) -> list[tupl
     return [(name, value / steps / 1e3, count[name] // steps) for name, value in total.most_common(20)]
 
 
-def _step(engine: OnnxRuntimeEngine, width: int) -> object:
-    return engine.step([0], width).result()
+def _step(engine: OnnxRuntimeEngine, width: int, rows: int = 1) -> object:
+    return engine.step(range(rows), width).result()
+
+
+def by_rows(bundle: Path, context: int, rounds: int, counts: list[int], width: int) -> None:
+    """Prints what a step costs that several rows share."""
+    engine = engine_at(bundle, context, rows=max(counts))
+    result = measure({f"{n} rows": partial(_step, engine, width, n) for n in counts}, rounds)
+    engine.close()
+    base = result[f"{counts[0]} rows"]
+    for name, milliseconds in result.items():
+        print(f"width {width}, {name:8} {milliseconds:7.2f} ms, {milliseconds / base:.2f} of the first")
 
 
 def main() -> None:
@@ -129,8 +140,13 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--rows", type=lambda text: [int(n) for n in text.split(",")], help="for example 1,2,4,8")
     arguments = parser.parse_args()
     widths = open_bundle(arguments.bundle, verify=False).manifest.widths
+    if arguments.rows:
+        for width in (0, min(3, widths[-1])):
+            by_rows(arguments.bundle, arguments.context, arguments.rounds, arguments.rows, width)
+        return
     if arguments.profile:
         for width in (0, min(3, widths[-1])):
             engine = engine_at(arguments.bundle, arguments.context, profile=True)
@@ -138,7 +154,7 @@ def main() -> None:
             for name, milliseconds, nodes in profile(engine, width):
                 print(f"  {name:32} {milliseconds:7.3f} {nodes:5}")
         return
-    engine = engine_at(arguments.bundle, arguments.context, profile=False)
+    engine = engine_at(arguments.bundle, arguments.context)
     steps: dict[str, Any] = {f"step, width {w}": partial(_step, engine, w) for w in widths}
     result = measure(steps, arguments.rounds)
     # One session after the other: the threads of an idle one spin for a while, on the cores of the next.
