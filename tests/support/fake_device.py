@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,10 @@ Work = Callable[[], None]
 _TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
 
 
+def _move(to: int, source: int | bytes, size: int) -> None:
+    ctypes.memmove(to, source, size)
+
+
 class FakeCompiler(TensorRt):
     """Its engines are the lowered graphs themselves."""
 
@@ -37,7 +42,7 @@ class FakeCompiler(TensorRt):
         self.compiled.append(name)
         for node in model.graph:
             node.attributes.pop("TRT_decomposable", None)
-        return ir.to_proto(model).SerializeToString()
+        return bytes(ir.to_proto(model).SerializeToString())
 
 
 class FakeLibrary:
@@ -91,7 +96,9 @@ class FakePlan:
     def _view(value: Any, addresses: Mapping[str, int]) -> Array:
         dtype = np.dtype(_TYPES[value.type])
         size = int(np.prod(value.shape)) * dtype.itemsize
-        return np.frombuffer((ctypes.c_byte * size).from_address(addresses[value.name]), dtype).reshape(value.shape)
+        memory: Any = (ctypes.c_byte * size).from_address(addresses[value.name])
+        view: Array = np.frombuffer(memory, dtype).reshape(value.shape)
+        return view
 
 
 class FakeStream:
@@ -142,13 +149,13 @@ class FakeDevice:
     def upload(self, to: int, array: Array, stream: FakeStream) -> None:
         assert stream.capturing is None, "a captured upload would repeat what the host held then"
         content = np.ascontiguousarray(array).tobytes()
-        stream.put(lambda: ctypes.memmove(to, content, len(content)) and None)
+        stream.put(partial(_move, to, content, len(content)))
 
     def copy(self, to: int, source: int, size: int, stream: FakeStream) -> None:
-        stream.put(lambda: ctypes.memmove(to, source, size) and None)
+        stream.put(partial(_move, to, source, size))
 
     def download(self, to: Array, source: int, stream: FakeStream) -> None:
-        stream.put(lambda: ctypes.memmove(to.ctypes.data, source, to.nbytes) and None)
+        stream.put(partial(_move, to.ctypes.data, source, to.nbytes))
 
     def record(self, event: FakeEvent, stream: FakeStream) -> None:
         event.stream = stream
