@@ -129,14 +129,14 @@ def create_app(serving: Serving) -> Starlette:
 
 
 async def _chat(serving: Serving, request: Request) -> Response:
-    body = parse(ChatBody, await _content(request))
+    body = await run_in_threadpool(parse, ChatBody, await _content(request))
     serving.check_name(body.model)
     model = serving.ready()
     return await _answer(serving, request, model, await run_in_threadpool(chat_job, body, model.bundle))
 
 
 async def _completions(serving: Serving, request: Request) -> Response:
-    body = parse(CompletionBody, await _content(request))
+    body = await run_in_threadpool(parse, CompletionBody, await _content(request))
     serving.check_name(body.model)
     model = serving.ready()
     return await _answer(serving, request, model, await run_in_threadpool(completion_job, body, model.bundle))
@@ -178,7 +178,7 @@ def _card(serving: Serving, name: str) -> Object:
 
 
 async def _tokenize(serving: Serving, request: Request) -> Response:
-    body = parse(TokenizeBody, await _content(request))
+    body = await run_in_threadpool(parse, TokenizeBody, await _content(request))
     serving.check_name(body.model)
     try:
         return Json(await run_in_threadpool(tokenize, body, serving.ready().bundle))
@@ -187,7 +187,7 @@ async def _tokenize(serving: Serving, request: Request) -> Response:
 
 
 async def _detokenize(serving: Serving, request: Request) -> Response:
-    body = parse(DetokenizeBody, await _content(request))
+    body = await run_in_threadpool(parse, DetokenizeBody, await _content(request))
     serving.check_name(body.model)
     return Json(await run_in_threadpool(detokenize, body, serving.ready().bundle))
 

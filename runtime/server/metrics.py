@@ -48,6 +48,9 @@ class Metrics:
         self._per_position = counter(
             "spec_decode_num_accepted_tokens_per_pos", "Drafts accepted, by position in the block.", ["position"]
         )
+        self._length = Gauge(_PREFIX + "spec_decode_mean_accepted_length", "Drafts accepted a pass.", registry=own)
+        self._rate = Gauge(_PREFIX + "spec_decode_draft_acceptance_rate", "Drafts accepted of all.", registry=own)
+        self._totals = [0, 0, 0]
         self._first_token = seconds("time_to_first_token", "From submission to the first piece.")
         self._between = seconds("inter_token_latency", "From piece to piece, divided by the tokens in the piece.")
         self._per_token = seconds("request_time_per_output_token", "Of one answer, after its first piece.")
@@ -95,9 +98,13 @@ class Metrics:
         """A step was read. Called from the scheduler's thread: these counters are nobody else's."""
         if not report.width:
             return
-        self._drafts.inc(len(report.accepted))
-        self._draft_tokens.inc(len(report.accepted) * report.width)
-        self._accepted.inc(sum(report.accepted))
+        counts = len(report.accepted), len(report.accepted) * report.width, sum(report.accepted)
+        for counter, count in zip((self._drafts, self._draft_tokens, self._accepted), counts, strict=True):
+            counter.inc(count)
+        self._totals = [total + count for total, count in zip(self._totals, counts, strict=True)]
+        passes, drafted, accepted = self._totals
+        self._length.set(accepted / passes if passes else 0.0)
+        self._rate.set(accepted / drafted if drafted else 0.0)
         for position in range(report.width):
             self._per_position.labels(str(position)).inc(sum(count > position for count in report.accepted))
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 
@@ -90,7 +93,9 @@ class Service:
                 await serving
 
     async def _load_and_wait(self) -> None:
-        model = await asyncio.to_thread(self._load)
+        model = await self._loaded()
+        if model is None:
+            return
         try:
             scheduler = model.scheduler
             self._serving.metrics.watch(lambda: scheduler.num_running, lambda: scheduler.num_waiting)
@@ -102,13 +107,31 @@ class Service:
         finally:
             model.bundle.close()
 
+    async def _loaded(self) -> Model | None:
+        """None if it was stopped first: the loading thread is left to end with the process."""
+        loading: concurrent.futures.Future[Model] = concurrent.futures.Future()
+
+        def load() -> None:
+            try:
+                loading.set_result(self._load())
+            except BaseException as error:
+                loading.set_exception(error)
+
+        threading.Thread(target=load, name="graphspec-loading", daemon=True).start()
+        await self._first(asyncio.wrap_future(loading))
+        return loading.result() if loading.done() else None
+
+    async def _first(self, work: asyncio.Future[Any]) -> None:
+        """Until `work` is done, or a signal comes."""
+        stopped = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+
     async def _close(self, model: Model) -> None:
         """Lets running requests end; a second signal ends them."""
         self._stopping.clear()
         closing = asyncio.create_task(asyncio.to_thread(model.scheduler.close, drain=self._drain))
-        again = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait([closing, again], return_when=asyncio.FIRST_COMPLETED)
-        again.cancel()
+        await self._first(closing)
         if not closing.done():
             await asyncio.to_thread(model.scheduler.close)
         await closing

@@ -219,6 +219,11 @@ def invalid() -> int:
             "traceback)",
         ),
         (
+            raising(ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")),
+            1,
+            "error: this needs uvicorn, which is not installed: pip install 'graphspec-llm[serve]'",
+        ),
+        (
             raising(ValueError("first\nsecond")),
             1,
             "internal error: ValueError: first second (run with --debug for the traceback)",

@@ -153,6 +153,22 @@ def test_until_it_has_loaded_it_is_alive_and_not_ready(bundle: LoadedBundle, sch
             time.sleep(0.01)
 
 
+def test_a_signal_while_it_loads_ends_it_at_once() -> None:
+    may_load = threading.Event()
+    serving = Serving(names=["tiny"], metrics=Metrics("tiny"))
+
+    def slow() -> Model:
+        service.stop()
+        may_load.wait(10)
+        raise ConfigError("nobody hears it")
+
+    service = Service(serving, Address(host="127.0.0.1", port=0), slow, drain=20)
+    started = time.monotonic()
+    service.run()
+    may_load.set()
+    assert time.monotonic() - started < 5
+
+
 def test_at_its_end_it_refuses_what_is_new_and_finishes_what_runs(bundle: LoadedBundle, scheduler: Any) -> None:
     with (
         serve(lambda _: Model(bundle=bundle, scheduler=scheduler), drain=20) as running,

@@ -57,6 +57,11 @@ def test_counters_are_those_of_the_answers(served: Served, pairs: Pairs, prefix:
         assert grown(f"spec_decode_num_accepted_tokens_per_pos_total{{'position': '{position}'}}") == count
     for name in ("time_to_first_token", "e2e_request_latency", "request_time_per_output_token"):
         assert grown(f"{name}_seconds_count") == 4
+    passes, drafted, taken = (
+        after[f"{prefix}:spec_decode_num_{name}_total"] for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    assert after[f"{prefix}:spec_decode_mean_accepted_length"] == taken / passes
+    assert after[f"{prefix}:spec_decode_draft_acceptance_rate"] == taken / drafted
     assert after[f"{prefix}:num_requests_running"] == after[f"{prefix}:num_requests_waiting"] == 0
 
 
