@@ -19,8 +19,8 @@ from .metrics import Metrics, Timing
 
 _AT_ONCE = 32
 """Answers of one HTTP request that may be queued or running: a large batch leaves the queue open to others."""
-
 _ATTEMPTS = 10
+"""To submit what is left of a batch, when others fill the queue."""
 Event = tuple[int, Piece]
 """Which of the requests, and what was added to its answer."""
 

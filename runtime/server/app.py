@@ -56,9 +56,11 @@ class Serving:
             raise unavailable("the model is still loading")
         return self.model
 
-    def check_name(self, name: str | None) -> None:
-        """Raises ApiError for a model that is not served here."""
-        if name is not None and name not in self.names:
+    def named(self, name: str | None) -> str:
+        """What the client calls the model. Raises ApiError for one that is not served here."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
             served = ", ".join(self.names)
             raise ApiError(
                 HTTPStatus.NOT_FOUND,
@@ -66,6 +68,7 @@ class Serving:
                 param="model",
                 code="model_not_found",
             )
+        return name
 
     def check_key(self, request: Request) -> None:
         """Raises ApiError unless the request has the key, if there is one."""
@@ -130,21 +133,18 @@ def create_app(serving: Serving) -> Starlette:
 
 async def _chat(serving: Serving, request: Request) -> Response:
     body = await run_in_threadpool(parse, ChatBody, await _content(request))
-    serving.check_name(body.model)
-    model = serving.ready()
-    return await _answer(serving, request, model, await run_in_threadpool(chat_job, body, model.bundle))
+    name, model = serving.named(body.model), serving.ready()
+    return await _answer(serving, request, await run_in_threadpool(chat_job, body, model.bundle, name))
 
 
 async def _completions(serving: Serving, request: Request) -> Response:
     body = await run_in_threadpool(parse, CompletionBody, await _content(request))
-    serving.check_name(body.model)
-    model = serving.ready()
-    return await _answer(serving, request, model, await run_in_threadpool(completion_job, body, model.bundle))
+    name, model = serving.named(body.model), serving.ready()
+    return await _answer(serving, request, await run_in_threadpool(completion_job, body, model.bundle, name))
 
 
-async def _answer(serving: Serving, request: Request, model: Model, job: Job) -> Response:
-    job = job.served_as(job.body.model or serving.names[0])
-    answers = Answers(model.scheduler, job.requests, serving.metrics)
+async def _answer(serving: Serving, request: Request, job: Job) -> Response:
+    answers = Answers(serving.ready().scheduler, job.requests, serving.metrics)
     try:
         answers.start()
     except RequestError as error:
@@ -160,9 +160,7 @@ async def _models(serving: Serving, _: Request) -> Response:
 
 
 async def _one_model(serving: Serving, request: Request) -> Response:
-    name = request.path_params["name"]
-    serving.check_name(name)
-    return Json(_card(serving, name))
+    return Json(_card(serving, serving.named(request.path_params["name"])))
 
 
 def _card(serving: Serving, name: str) -> Object:
@@ -179,7 +177,7 @@ def _card(serving: Serving, name: str) -> Object:
 
 async def _tokenize(serving: Serving, request: Request) -> Response:
     body = await run_in_threadpool(parse, TokenizeBody, await _content(request))
-    serving.check_name(body.model)
+    serving.named(body.model)
     try:
         return Json(await run_in_threadpool(tokenize, body, serving.ready().bundle))
     except RequestError as error:
@@ -188,7 +186,7 @@ async def _tokenize(serving: Serving, request: Request) -> Response:
 
 async def _detokenize(serving: Serving, request: Request) -> Response:
     body = await run_in_threadpool(parse, DetokenizeBody, await _content(request))
-    serving.check_name(body.model)
+    serving.named(body.model)
     return Json(await run_in_threadpool(detokenize, body, serving.ready().bundle))
 
 

@@ -34,7 +34,7 @@ class ChatForm:
         return {"delta": {"content": text} if text else {}}
 
 
-def chat_job(body: ChatBody, bundle: LoadedBundle) -> Job:
+def chat_job(body: ChatBody, bundle: LoadedBundle, model: str) -> Job:
     """Renders and encodes the messages. Raises ApiError."""
     if not body.messages:
         raise invalid("messages", "messages is missing or empty: give at least one")
@@ -43,6 +43,7 @@ def chat_job(body: ChatBody, bundle: LoadedBundle) -> Job:
         ChatForm(),
         bundle,
         [encode_chat(body, bundle)],
+        model=model,
         default_max_tokens=None,
         param="messages",
     )

@@ -33,7 +33,7 @@ class TextForm:
         return {"text": text}
 
 
-def completion_job(body: CompletionBody, bundle: LoadedBundle) -> Job:
+def completion_job(body: CompletionBody, bundle: LoadedBundle, model: str) -> Job:
     """Encodes the prompts. Raises ApiError."""
     prompts = _prompts(body)
     try:
@@ -45,6 +45,7 @@ def completion_job(body: CompletionBody, bundle: LoadedBundle) -> Job:
         TextForm(),
         bundle,
         encoded,
+        model=model,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         param="prompt",
     )

@@ -14,7 +14,7 @@ from ..answer import Generation
 from ..generate import LoadedBundle
 from ..scheduler import GenerationRequest
 from .errors import invalid
-from .schemas import GenerationBody
+from .schemas import MAX_ANSWERS, GenerationBody
 
 Object = dict[str, Any]
 """JSON."""
@@ -53,12 +53,9 @@ class Job:
     echoed: tuple[str, ...] | None = None
     """What each prompt's answers begin with."""
     id: str
-    model: str = ""
+    model: str
+    """By the name that the client used."""
     created: int = field(default_factory=lambda: int(time.time()))
-
-    def served_as(self, model: str) -> Job:
-        """The same, by the name that the answer gives the model."""
-        return replace(self, model=model)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -121,11 +118,16 @@ def make_job(
     bundle: LoadedBundle,
     prompts: Sequence[Sequence[int]],
     *,
+    model: str,
     default_max_tokens: int | None,
     param: str,
 ) -> Job:
     """Checks lengths and sampling of every prompt. Raises ApiError."""
     limit, requests = bundle.manifest.max_length, list[GenerationRequest]()
+    if len(prompts) * body.num_choices > MAX_ANSWERS:
+        raise invalid(
+            "n", f"{len(prompts)} prompts with n {body.num_choices}: give at most {MAX_ANSWERS} answers' worth"
+        )
     greedy_only = "greedy" in bundle.manifest.variants
     for prompt in prompts:
         room = limit - len(prompt)
@@ -139,6 +141,7 @@ def make_job(
         body=body,
         form=form,
         param=param,
+        model=model,
         prompts=tuple(map(tuple, prompts)),
         requests=tuple(requests),
         id=form.id_prefix + secrets.token_hex(16),

@@ -19,7 +19,11 @@ from .errors import ApiError, invalid
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 2048
-MAX_STOPS = 64
+MAX_ANSWERS = 4096
+"""Of all prompts of one request."""
+MAX_STOPS = 16
+MAX_STOP_TEXT = 1000
+"""Characters of all stop strings: they are looked for after every step, while everyone waits."""
 T = TypeVar("T", bound="Body")
 
 
@@ -72,10 +76,9 @@ class GenerationBody(Body):
 
     def sampling(self, *, max_tokens: int, default_temperature: float) -> list[SamplingParams]:
         """One for each choice: with a seed, choice i has the i-th after it."""
-        stop = self.stop or ()
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if len(stops) > MAX_STOPS:
-            raise invalid("stop", f"stop has {len(stops)} strings: at most {MAX_STOPS} are looked for")
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if len(stops) > MAX_STOPS or sum(map(len, stops)) > MAX_STOP_TEXT:
+            raise invalid("stop", f"stop is too much: at most {MAX_STOPS} strings of {MAX_STOP_TEXT} characters in all")
         try:
             return [
                 SamplingParams(

@@ -91,6 +91,22 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_again(served: Served, sche
         client.completions.create(model="tiny", prompt="abc")
 
 
+def test_a_mistake_of_ours_is_a_500_and_the_server_stays(
+    served: Served, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("a secret of the inside")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler, "submit", broken)
+        reply = served.post(TEXT, {"prompt": "abc"})
+    assert (reply.status, reply.error["type"]) == (500, "server_error")
+    assert "secret" not in reply.text
+    with served.hanging(TEXT, {"prompt": "abc"}) as connection:
+        scheduler.wait_for(1)[0].give_text("abcd", last=True)
+        read_until(connection, b"abcd")
+
+
 def test_openais_client_comes_again(served: Served, scheduler: FakeScheduler) -> None:
     scheduler.room = 0
 
