@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,7 +121,9 @@ CASES = [(path, *case) for path in (CHAT, TEXT) for case in BOTH]
 CASES += [(TEXT, *case) for case in TEXT_ONLY] + [(CHAT, *case) for case in CHAT_ONLY]
 
 
-@pytest.mark.parametrize(("path", "changes", "param"), CASES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("path", "changes", "param"), CASES, ids=lambda value: re.sub(r" at 0x\w+", "", str(value))[:40]
+)
 def test_what_cannot_be_honoured_is_a_400_that_names_the_field(
     served: Served, path: str, changes: dict[str, Any], param: str | None
 ) -> None:
