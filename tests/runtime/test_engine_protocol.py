@@ -1,4 +1,4 @@
-"""What every engine does, whatever runs it: ONNX Runtime, and TensorRT's on a stand-in for the device."""
+"""What every engine does, whatever runs it: ONNX Runtime, TensorRT's on a stand-in for the device, and on a GPU."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import torch
 from answers import PROMPTS
 from eager import EagerLoop, Row, Sampling
 from fake_device import FakeDevice, FakeLibrary
+from gpu import why_no_gpu
 from pairs import MAX_LENGTH, NAMES, K, Pairs
 
 from graphspec.bundle import Host, open_bundle
 from graphspec.runtime.engine import NO_TOKEN, Chunk, Engine
+from graphspec.runtime.loading import open_engine
 from graphspec.runtime.onnxruntime_engine import OnnxRuntimeEngine, host
 from graphspec.runtime.sampling import SamplingParams, uniform_table
 from graphspec.runtime.tensorrt_engine import TensorRtEngine
@@ -21,6 +23,9 @@ from graphspec.runtime.tensorrt_engine import TensorRtEngine
 pytestmark = pytest.mark.slow
 
 KINDS = ("onnxruntime", "tensorrt-rtx", "tensorrt-rtx, copying caches")
+GPU = "gpu"
+ON_GPU = pytest.param(GPU, marks=[pytest.mark.gpu, pytest.mark.skipif(bool(why_no_gpu()), reason=why_no_gpu())])
+"""The real device, where there is one. It has not been run there yet."""
 FAKE = Host(backend="tensorrt-rtx", version="1.0.0", device_classes=frozenset({"rtx"}))
 
 WIDTHS_IN_TURN = (3, 3, 0, 2, 1, 3, 0, 0, 1, 1, 2, 3, 3, 2, 3, 3)
@@ -38,11 +43,13 @@ def opened(pairs: Pairs, kind: str, name: str, *, num_slots: int = 4) -> Engine:
     if kind == "onnxruntime":
         bundle = open_bundle(pairs.bundle(name), host=host())
         return OnnxRuntimeEngine(bundle, num_slots=num_slots, num_threads=1)
+    if kind == GPU:
+        return open_engine(pairs.gpu_engines(name), num_slots=num_slots)[1]
     library = FakeLibrary(in_place=kind == "tensorrt-rtx")
     return TensorRtEngine(open_bundle(pairs.engines(name), host=FAKE), library, FakeDevice(), num_slots=num_slots)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, ON_GPU])
 def engine(request: pytest.FixtureRequest, pairs: Pairs) -> Iterator[Engine]:
     made = opened(pairs, request.param, NAMES[0])
     yield made

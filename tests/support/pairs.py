@@ -14,6 +14,7 @@ import pytest
 import tiny
 import torch
 from fake_device import FakeCompiler
+from gpu import gpu_backend
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -58,6 +59,7 @@ class Pairs:
         self.pair = cache(self._pair)
         self.bundle = cache(self._bundle)
         self.engines = cache(self._engines)
+        self.gpu_engines = cache(self._gpu_engines)
         self.step = cache(self._step)
         self._target = cache(self._save_target)
         self._draft = cache(self._save_draft)
@@ -115,8 +117,29 @@ class Pairs:
                 build_bundle(resolution, complete_config(config, resolution), options, out)
         return out
 
+    def _gpu_engines(self, name: str) -> Path:
+        """Really compiled, by the backend that is installed, in bfloat16, with batches of 1, 2 and 4."""
+        pair, out, backend = self.pair(name), self._root / f"{name}-gpu", gpu_backend()
+        with self._locked():
+            if not out.exists():
+                build(
+                    model=pair.target,
+                    draft_model_path=pair.draft,
+                    arch=name,
+                    backend=backend or "tensorrt-rtx",
+                    max_length=MAX_LENGTH,
+                    max_batch_size=4,
+                    out=out,
+                    num_speculative_tokens=K,
+                )
+        return out
+
     def _step(self, name: str) -> FusedStep:
         """The fused step in torch, for a cache of the bundle's capacity."""
+        return self.fresh_step(name)
+
+    def fresh_step(self, name: str) -> FusedStep:
+        """The same, of its own: `step` is shared."""
         pair = self.pair(name)
         resolution = resolve_pair(pair.target, pair.draft, method=_method(name), arch=name, arch_modules=["forced"])
         architecture = resolution.architecture
