@@ -42,7 +42,9 @@ def refuse_unsupported(config: SpeculativeConfig, architecture: Architecture) ->
         if capability not in architecture.capabilities
     ]
     if missing:
-        raise UnsupportedError("; ".join(missing) + "; drop the flag or choose another architecture")
+        raise UnsupportedError(
+            "; ".join(missing) + "; drop the flag, or choose an architecture that has it (graphspec archs)"
+        )
 
 
 def refuse_other_methods(given: Mapping[str, object], architecture: Architecture) -> None:
@@ -53,7 +55,9 @@ def refuse_other_methods(given: Mapping[str, object], architecture: Architecture
         if given.get(name) is not None and method not in architecture.methods
     ]
     if foreign:
-        raise UnsupportedError("; ".join(foreign) + "; drop the flag or choose another architecture")
+        raise UnsupportedError(
+            "; ".join(foreign) + "; drop the flag, or choose an architecture that has it (graphspec archs)"
+        )
 
 
 def unsupported(architectures: Iterable[Architecture]) -> dict[str, str]:

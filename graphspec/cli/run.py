@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .errors import UsageError
+from .flags import RequireSignature
 from .help import MACHINE, SPECULATION
 from .progress import stages
 
@@ -57,7 +59,7 @@ def run(
             "--drain-seconds",
             metavar="S",
             min=0,
-            help="How long running requests may go on after SIGTERM.",
+            help="How long running requests may go on after SIGTERM or Ctrl-C; a second one ends them.",
             rich_help_panel=LIMITS,
         ),
     ] = 30.0,
@@ -86,6 +88,7 @@ def run(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not hash the bundle's files.", rich_help_panel=MACHINE)
     ] = False,
+    require_signature: RequireSignature = None,
 ) -> None:
     """Serves a bundle to OpenAI's clients until Ctrl-C or SIGTERM."""
     from graphspec.runtime.generate import load
@@ -94,6 +97,8 @@ def run(
     from graphspec.runtime.server.model import Model, start
     from graphspec.runtime.server.serve import Address, Service
 
+    if no_verify and require_signature is not None:
+        raise UsageError("--require-signature with --no-verify: a signature vouches for files only if they are hashed")
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     names = served_model_name or [bundle.resolve().name]
     metrics = Metrics(names[0])
@@ -101,7 +106,13 @@ def run(
     def opened() -> Model:
         with stages() as stage:
             stage(f"loading {bundle}")
-            loaded = load(bundle, max_batch_size=max_batch_size, num_threads=threads, verify=not no_verify)
+            loaded = load(
+                bundle,
+                max_batch_size=max_batch_size,
+                num_threads=threads,
+                verify=not no_verify,
+                require_signature=require_signature,
+            )
         try:
             model = start(
                 loaded, metrics, max_queue_size=max_queue_size, overlap=not no_overlap, width=width, say=log.info

@@ -86,6 +86,8 @@ class Job:
         """Tokens used and drafts accepted, over all choices."""
         total = reduce(AcceptanceStatistics.merge, (one.acceptance for one in generations), AcceptanceStatistics())
         usage = self.usage(sum(len(one.token_ids) for one in generations))
+        first_choices = generations[:: self.body.num_choices]  # a prompt counts once, however many answers it has
+        usage["prompt_tokens_details"] = {"cached_tokens": sum(one.num_cached_tokens for one in first_choices)}
         usage["completion_tokens_details"] = {
             "reasoning_tokens": 0,
             "audio_tokens": 0,
@@ -100,7 +102,6 @@ class Job:
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": num_completion_tokens,
             "total_tokens": self.num_prompt_tokens + num_completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": 0},
         }
 
     def _choice(self, index: int, generation: Generation) -> Object:

@@ -103,6 +103,8 @@ class Service:
             self._say(f"Server ready on http://{self._host}:{self.port} (Press CTRL+C to quit)")
             await self._stopping.wait()
             self._serving.draining = True
+            if left := scheduler.num_running + scheduler.num_waiting:
+                self._say(f"Draining {left} requests for up to {self._drain:g} s (CTRL+C again ends them)")
             await self._close(model)
         finally:
             model.bundle.close()

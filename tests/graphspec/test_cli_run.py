@@ -75,7 +75,9 @@ def test_sigterm_lets_a_running_answer_end_and_ctrl_c_twice_does_not(bundle: Pat
             assert response.readline().startswith(b"data: ")
             process.send_signal(signal.SIGTERM)
             assert response.read().endswith(b"data: [DONE]\n\n")
-        assert process.wait(30) == 0
+        out, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert out in ("", "Draining 1 requests for up to 30 s (CTRL+C again ends them)\n")
     with running(bundle) as (process, url, _):
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
@@ -87,6 +89,7 @@ def test_sigterm_lets_a_running_answer_end_and_ctrl_c_twice_does_not(bundle: Pat
     [
         (["--width", "2"], "width 2 is not in this bundle"),
         (["--max-batch-size", "1000"], "max"),
+        (["--require-signature", "missing.pub"], "missing.pub"),
         (["--host", "nowhere.invalid"], "cannot listen on nowhere.invalid"),
     ],
 )

@@ -206,3 +206,12 @@ def test_the_tokenizer_is_served(served: Served, offline: LoadedBundle) -> None:
     info = served.get("/tokenizer_info").json
     assert "eos_token" in info
     assert info["chat_template"] == CHAT
+
+
+def test_a_prompt_that_was_read_before_is_told_as_cached(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": list(range(60, 90)), "max_tokens": 5, "temperature": 0.0}
+    first, second = (client.completions.create(**asked) for _ in range(2))
+    assert first.choices[0].text == second.choices[0].text
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert second.usage.prompt_tokens_details.cached_tokens == 28
