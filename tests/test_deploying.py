@@ -12,9 +12,11 @@ import sys
 import tomllib
 from functools import cache
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import tiny
+from documented import serving
 
 from graphspec.cli import main
 
@@ -41,9 +43,13 @@ def test_the_commands_run_in_order(tmp_path: Path) -> None:
     tiny.save_llama(tmp_path / "target", layers=3)
     tiny.save_eagle(tmp_path / "eagle-draft")
     commands = [line for line in lines("sh") if not line.startswith("pip")]
-    assert len(commands) == 12
+    assert len(commands) == 13
     for command in commands:
         if missing(command):
+            continue
+        if command.startswith("graphspec run"):
+            with serving(command, tmp_path) as port, urlopen(f"http://127.0.0.1:{port}/health") as answer:
+                assert answer.status == 200
             continue
         ours = f"{sys.executable} -m {command}" if command.startswith("graphspec") else command
         run = subprocess.run(ours, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=300)

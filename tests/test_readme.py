@@ -6,13 +6,12 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import tiny
+from documented import serving
 
 from graphspec.backends import BACKENDS
 from graphspec.bundle import read_manifest
@@ -40,24 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def commands() -> list[str]:
     lines = "\n".join(blocks("sh")).replace("\\\n", " ").splitlines()
     return [line for line in lines if line.startswith("graphspec")]
-
-
-@contextmanager
-def serving(command: str, folder: Path) -> Iterator[str]:
-    """Runs a server on a free port → the port."""
-    assert " --port 8000" in command
-    words = shlex.split(command.replace(" --port 8000", " --port 0"))
-    with subprocess.Popen(
-        [sys.executable, "-m", *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            while "Server ready" not in (line := process.stdout.readline()):
-                assert line, "the server has ended"
-            yield line.split("http://")[1].split()[0].rpartition(":")[2]
-        finally:
-            process.terminate()
-            assert process.wait(60) == 0
 
 
 @pytest.mark.slow
