@@ -40,7 +40,9 @@ class StoredCheckpoint:
         if unknown:
             raise CheckpointError(f"checkpoint {self.name} has no tensor named {listed(unknown)}")
         if odd := [f"{name} ({self.tensors[name].dtype})" for name in wanted if _is_complex(self.tensors[name])]:
-            raise CheckpointError(f"checkpoint {self.name} holds complex numbers: {listed(odd)}")
+            raise CheckpointError(
+                f"checkpoint {self.name} holds complex numbers, which no model here computes with: {listed(odd)}"
+            )
         return self._finite(wanted)
 
     def tokenizer_files(self) -> Mapping[str, bytes]:

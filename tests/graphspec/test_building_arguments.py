@@ -23,7 +23,7 @@ CASES: list[tuple[str, object, str]] = [
     ("arch_modules", "my.arch", "the architecture modules are 'my.arch'"),
     ("arch_modules", [5], r"the architecture modules are \[5\]"),
     ("backend", 5, "backend 5 is not known"),
-    ("encoding", None, "encoding None is not known"),
+    ("encoding", 8, "encoding 8 is not known"),
     ("encoding", ["int8"], "is not known"),
     ("max_length", "64", "--max-length '64': it must be an integer"),
     ("max_length", 64.0, "--max-length 64.0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 RUNTIME = sorted(
     ".".join(("graphspec", *path.relative_to(ROOT).with_suffix("").parts))
     for path in (ROOT / "runtime").rglob("*.py")
-    if path.stem[0] != "_"
+    if path.stem[0] != "_" and (path.stem != "cuda_device" or importlib.util.find_spec("cuda") is not None)
 )
 BUILD_LIBRARIES = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "gguf", "huggingface_hub")
 
