@@ -121,7 +121,6 @@ def _checked(origin: str, declared: object) -> Iterator[tuple[str, Architecture]
 def _exists(module: str) -> bool:
     if not all(part.isidentifier() for part in module.split(".")):
         return False
-    importlib.invalidate_caches()  # the module may have been written since this process last looked
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError as error:

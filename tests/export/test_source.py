@@ -72,14 +72,14 @@ def test_a_plug_in_of_single_files_counts_with_what_it_imports_from_beside_it(fo
 
 
 def test_a_plug_in_package_counts_whole(folder: Path, target: Path) -> None:
-    (folder / "house" / "arch").mkdir(parents=True)
+    (folder / "villa" / "arch").mkdir(parents=True)
     for name in ("__init__.py", "arch/__init__.py", "unused.py"):
-        (folder / "house" / name).write_text("")
-    (folder / "house" / "arch" / "mine.py").write_text(ARCH.format(drafter="house.drafter"))
-    (folder / "house" / "drafter.py").write_text("Drafter = None\n")
-    resolution = resolve_pair(target, method="medusa", arch_modules=["house.arch.mine"])
+        (folder / "villa" / name).write_text("")
+    (folder / "villa" / "arch" / "mine.py").write_text(ARCH.format(drafter="villa.drafter"))
+    (folder / "villa" / "drafter.py").write_text("Drafter = None\n")
+    resolution = resolve_pair(target, method="medusa", arch_modules=["villa.arch.mine"])
     for name in ("__init__.py", "arch/mine.py", "drafter.py", "unused.py"):
-        assert changed_by(folder / "house" / name, resolution), name
+        assert changed_by(folder / "villa" / name, resolution), name
 
 
 def test_an_installed_plug_in_counts_and_its_neighbours_do_not(
