@@ -60,7 +60,10 @@ class OnnxRuntimeBackend:
         on_stage: Callable[[str], None],
         dump: Path | None,
     ) -> dict[str, Any]:
-        """Writes graphs/ and weights/ below `root` → the manifest fields that describe them."""
+        """Writes graphs/ and weights/ below `root` → the manifest fields that describe them.
+
+        The step has no weights afterwards: what runs the bundle to check it loads them from the file.
+        """
 
         def run(passes: Sequence[pipeline.Pass], start: int) -> None:
             on_pass = lambda name: on_stage(f"pass {name}")  # noqa: E731
@@ -89,6 +92,7 @@ class OnnxRuntimeBackend:
         """None where this machine's CPU cannot tell."""
         if self._device == "cuda":
             return None
+        _forget_weights(step)
         on_stage("comparing rows bit by bit")
         return is_row_invariant(
             root,
@@ -107,3 +111,8 @@ class OnnxRuntimeBackend:
         file = f"graphs/{name}.onnx"
         pipeline.write_without_weights(fixed, root / file)
         return graph_entry(name, file, "portable", (width,), fixed, step)
+
+
+def _forget_weights(step: FusedStep) -> None:
+    for tensor in (*step.parameters(), *step.buffers()):
+        tensor.data = tensor.data.new_empty(0)
