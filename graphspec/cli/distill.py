@@ -23,7 +23,8 @@ def distill(
     model: Model,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DRAFT_DIR", help="Where the draft goes.")],
     method: Annotated[
-        str, typer.Option("--method", metavar="eagle3|eagle|dflash|medusa", help="What kind of draft.")
+        str,
+        typer.Option("--method", metavar="eagle3|eagle|dflash|medusa", help="What kind of draft; only eagle3 so far."),
     ] = "eagle3",
     data: Annotated[
         Path | None,
