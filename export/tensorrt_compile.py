@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import onnx_ir as ir
 from graphspec.backends import BACKENDS
 from graphspec.errors import BuildError, ConfigError
 from graphspec.manifest import Backend
+from graphspec.tensorrt_log import collecting_logger, reason
 
 
 class TensorRt:
@@ -41,7 +41,7 @@ class TensorRt:
         Raises BuildError with the parser's or builder's message, the node and the module of ours it came from.
         """
         library = self._library
-        logger = _collecting_logger(library)
+        logger = collecting_logger(library)
         builder = library.Builder(logger)
         network = builder.create_network(1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = library.OnnxParser(network, logger)
@@ -55,7 +55,7 @@ class TensorRt:
             config.set_timing_cache(cache, ignore_mismatch=False)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
-            raise BuildError(f"{self.backend} cannot build graph {name}: {_last(logger.messages)}")
+            raise BuildError(f"{self.backend} cannot build graph {name}: {reason(logger)}")
         if timings is not None and cache is not None:
             _replace(timings, bytes(cache.serialize()))
         return bytes(plan)
@@ -97,21 +97,6 @@ def _replace(path: Path, content: bytes) -> None:
     partial.replace(path)
 
 
-def _collecting_logger(library: Any) -> Any:
-    """A logger of the library's own kind that keeps errors: build_serialized_network returns None, never raises."""
-
-    class Logger(library.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            library.ILogger.__init__(self)
-            self.messages: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in (library.ILogger.Severity.ERROR, library.ILogger.Severity.INTERNAL_ERROR):
-                self.messages.append(" ".join(message.split()))
-
-    return Logger()
-
-
 def _parser_errors(parser: Any, model: ir.Model) -> str:
     scopes = {str(node.name): _scope(node) for node in model.graph}
     found = []
@@ -126,7 +111,3 @@ def _scope(node: ir.Node) -> str | None:
     """The torch module a node was traced from, as torch.onnx records it: a list of names, innermost last."""
     names = node.metadata_props.get("pkg.torch.onnx.name_scopes")
     return names.strip("[]").replace("'", "").split(", ")[-2] if names and ", " in names else None
-
-
-def _last(messages: Sequence[str]) -> str:
-    return messages[-1] if messages else "no reason was given"

@@ -106,9 +106,8 @@ def checked_encoding(encoding: str | None, backend: BackendKind, device: Device 
     if encoding in known:
         return encoding
     everywhere = {name for kind in BACKENDS.values() for name in kind.encodings}
-    if not isinstance(encoding, str):
-        raise ConfigError(f"encoding {encoding!r} is not known; backend {backend.name} computes in {_either(known)}")
-    if encoding in everywhere or encoding in PLANNED_ENCODINGS.get(backend.name, ()):
+    elsewhere = (*everywhere, *PLANNED_ENCODINGS.get(backend.name, ()))
+    if encoding in elsewhere:
         raise UnsupportedError(
             f"encoding '{encoding}' is not available on backend '{backend.name}'; use {_either(known)}"
         )

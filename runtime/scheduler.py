@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from graphspec.errors import EngineError, GraphspecError
 
@@ -238,12 +239,12 @@ class Scheduler:
         if prefilling is not None and prefilling.chunks is not None:
             chunk = prefilling.chunks.popleft()
             last = not prefilling.chunks
-            launched += self._try((prefilling,), 0, lambda: self._engine.prefill(chunk), commits=last)
+            launched += self._try((prefilling,), 0, partial(self._engine.prefill, chunk), commits=last)
         ready = [row for row in self._running if self._has_more(row)]
         for width in sorted({row.width for row in ready}):
             rows = tuple(sorted((row for row in ready if row.width == width), key=lambda row: row.slot))
             slots = [row.slot for row in rows]
-            launched += self._try(rows, width, lambda slots=slots, width=width: self._engine.step(slots, width))  # type: ignore[misc]
+            launched += self._try(rows, width, partial(self._engine.step, slots, width))
         return launched
 
     def _has_more(self, row: _Row) -> bool:

@@ -12,6 +12,7 @@ Not run on a GPU yet: the tests run it on a stand-in for the device (tests/suppo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,16 +104,7 @@ class TensorRtEngine:
 
     def _prepare(self, plan: Plan, bucket: int, parity: int) -> Callable[[], None]:
         """What launches a step. Run once with no row active before it is captured: libraries set up lazily."""
-        outputs = self._results.addresses(parity)
-        addresses = {**self._weights, **self._rows.addresses(0), **outputs}
-        addresses |= self._state_outputs(plan, addresses)
-
-        def work() -> None:
-            plan.bind(addresses, self._scratch)
-            plan.run(self._compute)
-            self._rows.take(outputs, range(bucket))
-            self._keep(plan, 0, bucket)
-
+        work = partial(self._launch, plan, 0, bucket, parity, {})
         self._rows.activate(())
         work()
         return self._device.capture(self._compute, work)
@@ -126,14 +118,17 @@ class TensorRtEngine:
         for name, value in inputs.items():
             self._device.upload(self._chunk[name], np.atleast_1d(np.asarray(value, np.int64)), self._compute)
         parity = self._results.begin()
-        outputs = self._results.addresses(parity)
-        addresses = {**self._weights, **self._rows.addresses(slot), **outputs, **self._chunk}
-        addresses |= self._state_outputs(plan, addresses)
-        plan.bind(addresses, self._scratch)
-        plan.run(self._compute)
-        self._rows.take(outputs, (slot,))
-        self._keep(plan, slot, 1)
+        self._launch(plan, slot, 1, parity, self._chunk)
         return self._results.finish(parity, (slot,), rows=(0,), columns=1)
+
+    def _launch(self, plan: Plan, slot: int, rows: int, parity: int, inputs: Mapping[str, Address]) -> None:
+        """Runs the engine on `rows` rows from `slot` on, and takes their tokens, lengths and states from it."""
+        outputs = self._results.addresses(parity)
+        addresses = {**self._weights, **self._rows.addresses(slot), **outputs, **inputs}
+        plan.bind(addresses | self._state_outputs(plan, addresses), self._scratch)
+        plan.run(self._compute)
+        self._rows.take(outputs, range(slot, slot + rows))
+        self._keep(plan, slot, rows)
 
     def _state_outputs(self, plan: Plan, addresses: Mapping[str, Address]) -> dict[str, Address]:
         """Where updated states go: in place where the engine can, else to memory of their own."""

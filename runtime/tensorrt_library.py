@@ -13,6 +13,7 @@ from typing import Any
 from graphspec.backends import BACKENDS
 from graphspec.errors import BundleError, ConfigError
 from graphspec.manifest import Backend
+from graphspec.tensorrt_log import collecting_logger, reason
 
 from .device import Address, Handle
 
@@ -34,7 +35,7 @@ class TensorRtLibrary:
             ) from error
         self._backend = backend
         self.version = str(self._module.__version__)
-        self._logger = _logger(self._module)
+        self._logger = collecting_logger(self._module)
         self._runtime = self._module.Runtime(self._logger)
 
     def load(self, content: bytes, file: str) -> TensorRtPlan:
@@ -44,8 +45,7 @@ class TensorRtLibrary:
         self._logger.messages.clear()
         engine = self._runtime.deserialize_cuda_engine(content)
         if engine is None:  # it never raises
-            reason = self._logger.messages[-1] if self._logger.messages else "no reason was given"
-            raise BundleError(f"{self._backend} {self.version} cannot load {file}: {reason}")
+            raise BundleError(f"{self._backend} {self.version} cannot load {file}: {reason(self._logger)}")
         return TensorRtPlan(engine, self._module)
 
 
@@ -86,18 +86,3 @@ def check_rtx_header(content: bytes, file: str, version: str) -> None:
             f"{file} was built by TensorRT-RTX {'.'.join(map(str, built))} and this is {version}; an engine runs on "
             "exactly the release that built it: install that one, or rebuild the bundle"
         )
-
-
-def _logger(module: Any) -> Any:
-    """A logger of the library's own kind that keeps errors: nothing here raises by itself."""
-
-    class Logger(module.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            module.ILogger.__init__(self)
-            self.messages: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in (module.ILogger.Severity.ERROR, module.ILogger.Severity.INTERNAL_ERROR):
-                self.messages.append(" ".join(message.split()))
-
-    return Logger()

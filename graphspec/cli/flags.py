@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get
 import typer
 from pydantic import BaseModel
 
-from .help import MACHINE, PAIR
+from .errors import UsageError
+from .help import MACHINE, PAIR, SPECULATION
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,6 +54,12 @@ ArchModules = Annotated[
         rich_help_panel=PAIR,
     ),
 ]
+Width = Annotated[
+    int | None,
+    typer.Option(
+        "--width", metavar="W", help="Drafts verified in a step; else the widest.", rich_help_panel=SPECULATION
+    ),
+]
 RequireSignature = Annotated[
     Path | None,
     typer.Option(
@@ -70,6 +77,14 @@ _DEBUG = inspect.Parameter(
     default=False,
     annotation=Annotated[bool, typer.Option("--debug", help="Print a traceback with an error.")],
 )
+
+
+def refuse_unhashed_signature(no_verify: bool, require_signature: Path | None) -> None:
+    """UsageError where a signature is to vouch for files that are not looked at."""
+    if no_verify and require_signature is not None:
+        raise UsageError(
+            "--no-verify trusts the files, which a signature is required to vouch for: give one of the two"
+        )
 
 
 def deferred(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:

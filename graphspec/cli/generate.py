@@ -12,7 +12,7 @@ import typer
 
 from .answers import Answer, Writer, as_object, totals, write_json
 from .errors import UsageError
-from .flags import RequireSignature
+from .flags import RequireSignature, Width, refuse_unhashed_signature
 from .help import ENDS, MACHINE, OUTPUT, PROMPT, SAMPLING, SPECULATION
 from .progress import stages
 from .prompts import prompt_ids, read_prompts
@@ -93,12 +93,7 @@ def generate(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on past the end of the answer.", rich_help_panel=ENDS)
     ] = False,
-    width: Annotated[
-        int | None,
-        typer.Option(
-            "--width", metavar="W", help="Drafts verified in a step; else the widest.", rich_help_panel=SPECULATION
-        ),
-    ] = None,
+    width: Width = None,
     no_speculation: Annotated[
         bool, typer.Option("--no-speculation", help="The same as --width 0.", rich_help_panel=SPECULATION)
     ] = False,
@@ -139,10 +134,7 @@ def generate(
     """Text on stdout as it is made; acceptance and speed on stderr."""
     if no_speculation and width is not None:
         raise UsageError("--no-speculation is --width 0: give one of the two")
-    if no_verify and require_signature is not None:
-        raise UsageError(
-            "--no-verify trusts the files, which a signature is required to vouch for: give one of the two"
-        )
+    refuse_unhashed_signature(no_verify, require_signature)
     prompts = read_prompts(prompt or (), prompt_file or ())
     started = time.monotonic()
     from graphspec.runtime.generate import load

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .errors import UsageError
-from .flags import RequireSignature
-from .help import MACHINE, SPECULATION
+from .flags import RequireSignature, Width, refuse_unhashed_signature
+from .help import MACHINE
 from .progress import stages
 
 if TYPE_CHECKING:
@@ -63,15 +62,7 @@ def run(
             rich_help_panel=LIMITS,
         ),
     ] = 30.0,
-    width: Annotated[
-        int | None,
-        typer.Option(
-            "--width",
-            metavar="W",
-            help="Drafts verified in a step; else the widest.",
-            rich_help_panel=SPECULATION,
-        ),
-    ] = None,
+    width: Width = None,
     no_overlap: Annotated[
         bool,
         typer.Option("--no-overlap", help="Read each step before the next is launched.", rich_help_panel=MACHINE),
@@ -97,8 +88,7 @@ def run(
     from graphspec.runtime.server.model import Model, start
     from graphspec.runtime.server.serve import Address, Service
 
-    if no_verify and require_signature is not None:
-        raise UsageError("--require-signature with --no-verify: a signature vouches for files only if they are hashed")
+    refuse_unhashed_signature(no_verify, require_signature)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     names = served_model_name or [bundle.resolve().name]
     metrics = Metrics(names[0])

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -31,16 +30,6 @@ from graphspec.architectures.drafters.declarations import EAGLE3, declare
 TARGET = TargetKind(name="mine", label="{label}", matches=lambda facts: False, load=lambda *a, **k: None)
 ARCHITECTURES = declare(TARGET, EAGLE3)
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder on the Python path whose modules are forgotten afterwards."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
 
 
 def entry_point(monkeypatch: pytest.MonkeyPatch, value: str) -> None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pytest
 import torch
 from answers import PROMPTS
+from driving import CHUNK, PARAMS, admit
 from eager import EagerLoop, Row, Sampling
 from fake_device import FakeDevice, FakeLibrary
 from gpu import why_no_gpu
 from pairs import MAX_LENGTH, NAMES, K, Pairs
 
 from graphspec.bundle import Host, open_bundle
-from graphspec.runtime.engine import NO_TOKEN, Chunk, Engine
+from graphspec.runtime.engine import Engine
 from graphspec.runtime.loading import open_engine
 from graphspec.runtime.onnxruntime_engine import OnnxRuntimeEngine, host
-from graphspec.runtime.sampling import SamplingParams, uniform_table
+from graphspec.runtime.sampling import uniform_table
 from graphspec.runtime.tensorrt_engine import TensorRtEngine
 
 pytestmark = pytest.mark.slow
@@ -29,13 +29,6 @@ ON_GPU = pytest.param(GPU, marks=[pytest.mark.gpu, pytest.mark.skipif(bool(why_n
 FAKE = Host(backend="tensorrt-rtx", version="1.0.0", device_classes=frozenset({"rtx"}))
 
 WIDTHS_IN_TURN = (3, 3, 0, 2, 1, 3, 0, 0, 1, 1, 2, 3, 3, 2, 3, 3)
-CHUNK = 4
-PARAMS = (
-    SamplingParams(),
-    SamplingParams(temperature=0.7, seed=1),
-    SamplingParams(),
-    SamplingParams(temperature=1.3, top_k=20, top_p=0.95, min_p=0.01, seed=2),
-)
 
 
 def opened(pairs: Pairs, kind: str, name: str, *, num_slots: int = 4) -> Engine:
@@ -54,16 +47,6 @@ def engine(request: pytest.FixtureRequest, pairs: Pairs) -> Iterator[Engine]:
     made = opened(pairs, request.param, NAMES[0])
     yield made
     made.close()
-
-
-def admit(engine: Engine, slot: int, prompt: Sequence[int], params: SamplingParams) -> Any:
-    """Queues the request's prompt → the last chunk's Pending."""
-    engine.admit(slot, params, uniform_table(params.seed or 0, engine.capacity))
-    for start in range(0, len(prompt), CHUNK):
-        end = start + CHUNK
-        following = prompt[end] if end < len(prompt) else NO_TOKEN
-        pending = engine.prefill(Chunk(slot=slot, tokens=tuple(prompt[start:end]), next_token=following))
-    return pending
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +12,20 @@ import numpy as np
 import onnxruntime
 import pytest
 from answers import PROMPTS
+from driving import PARAMS, admit
 from pairs import FORCED, NAMES, K, Pairs
 from restaging import restage
 
 from graphspec.bundle import open_bundle, read_manifest
 from graphspec.errors import BundleError, ConfigError, EngineError
 from graphspec.export.device import multiplies_uint8_by_int8_exactly, probe_model
-from graphspec.runtime.engine import NO_TOKEN, Chunk
+from graphspec.runtime.engine import Chunk
 from graphspec.runtime.generate import load
 from graphspec.runtime.onnxruntime_engine import OnnxRuntimeEngine, host
-from graphspec.runtime.sampling import SamplingParams, uniform_table
 
 pytestmark = pytest.mark.slow
 
 WIDTHS_IN_TURN = (3, 3, 0, 2, 1, 3, 0, 0, 1, 1, 2, 3, 3, 2, 3, 3)
-CHUNK = 4
-PARAMS = (
-    SamplingParams(),
-    SamplingParams(temperature=0.7, seed=1),
-    SamplingParams(),
-    SamplingParams(temperature=1.3, top_k=20, top_p=0.95, min_p=0.01, seed=2),
-)
 
 
 def opened(path: Path, *, num_slots: int = 4) -> OnnxRuntimeEngine:
@@ -44,16 +37,6 @@ def engine(pairs: Pairs) -> Iterator[OnnxRuntimeEngine]:
     made = opened(pairs.bundle(NAMES[0]))
     yield made
     made.close()
-
-
-def admit(engine: OnnxRuntimeEngine, slot: int, prompt: Sequence[int], params: SamplingParams) -> Any:
-    """Queues the request's prompt → the last chunk's Pending."""
-    engine.admit(slot, params, uniform_table(params.seed or 0, engine.capacity))
-    for start in range(0, len(prompt), CHUNK):
-        end = start + CHUNK
-        following = prompt[end] if end < len(prompt) else NO_TOKEN
-        pending = engine.prefill(Chunk(slot=slot, tokens=tuple(prompt[start:end]), next_token=following))
-    return pending
 
 
 def test_what_a_step_raises_is_raised_where_it_is_read(engine: OnnxRuntimeEngine) -> None:
