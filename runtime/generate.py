@@ -8,50 +8,25 @@ from __future__ import annotations
 import os
 import reprlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from threading import Lock
+from threading import Condition
 from types import TracebackType
 from typing import Any, Self
 
 from graphspec.bundle import Bundle
-from graphspec.errors import ConfigError, RequestError
+from graphspec.errors import ConfigError, GraphspecError, RequestError
 from graphspec.manifest import Manifest
 from graphspec.signing import Signer, load_signer
 
 from .answer import Answer, Generation, Piece, new_answer
 from .chat import render_chat
-from .engine import Engine, StepResult
+from .engine import Engine
 from .loading import open_engine
+from .loop import PREFILL_CHUNK, Loop, Policy, Row
 from .requests import check_count, checked_params, checked_prompts
-from .sampling import SamplingParams, uniform_table
+from .sampling import SamplingParams
 from .text import Tokenizer
-
-PREFILL_CHUNK = 256
-
-
-class _Slots:
-    """Which rows of the engine are free: generations in several threads, or interleaved, share them."""
-
-    def __init__(self, count: int) -> None:
-        self._free = set(range(count))
-        self._lock = Lock()
-
-    @property
-    def any_free(self) -> bool:
-        return bool(self._free)
-
-    def take(self) -> int | None:
-        """The lowest free slot (a step runs the range of slots that holds its rows); None: all are taken."""
-        with self._lock:
-            slot = min(self._free, default=None)
-            if slot is not None:
-                self._free.remove(slot)
-            return slot
-
-    def give_back(self, slots: Iterable[int]) -> None:
-        with self._lock:
-            self._free.update(slots)
 
 
 class LoadedBundle:
@@ -59,8 +34,10 @@ class LoadedBundle:
 
     def __init__(self, bundle: Bundle, engine: Engine, tokenizer: Tokenizer) -> None:
         self._bundle, self._engine = bundle, engine
-        self._slots = _Slots(engine.num_slots)
-        self._closed = False
+        # Nothing is left on the device between two calls of a caller, and its answers come when it asks for them.
+        self._loop = Loop(engine, Policy(overlap=False, prompts_first=True, reuse_prefixes=False))
+        self._in_turn = self._closed = False
+        self._turned = Condition()
         self.tokenizer = tokenizer
 
     @property
@@ -78,7 +55,9 @@ class LoadedBundle:
 
     def close(self) -> None:
         """Releases the engine. What is asked afterwards, and pieces still to come, are a RequestError."""
-        self._closed = True
+        with self._turned:
+            self._closed = True
+            self._turned.wait_for(lambda: not self._in_turn)
         self._engine.close()
 
     def generate(
@@ -154,42 +133,40 @@ class LoadedBundle:
         return new_answer(self.manifest, self.tokenizer, ids, params, index=index)
 
     def _run(self, answers: Sequence[Answer], width: int, prefill_chunk: int) -> Iterator[Piece]:
-        waiting, running = deque(answers), dict[int, Answer]()
+        news = deque[Piece | GraphspecError]()
+        rows = [Row(answer=answer, on_news=news.append, width=width, chunk_size=prefill_chunk) for answer in answers]
         try:
-            while waiting or running:
-                # One at a time: what is taken is in `running`, so that any way out of here gives it back.
-                while waiting and (slot := self._slots.take()) is not None:
-                    answer = running[slot] = waiting.popleft()
-                    self._check_open()
-                    if answer.ended:  # max_new_tokens 0
-                        yield from answer.end()
-                    else:
-                        yield from answer.commit(self._prefill(slot, answer, prefill_chunk).tokens(0))
-                self._release_finished(running)
-                if running:
-                    self._check_open()
-                    result = self._engine.step(sorted(running), width).result()
-                    for row, slot in enumerate(result.slots):
-                        accepted = int(result.accepted[row])
-                        yield from running[slot].commit(result.tokens(row), accepted=accepted, width=width)
-                    self._release_finished(running)
-                elif waiting and not self._slots.any_free:
-                    raise RequestError("another generation in progress holds every row of this bundle; finish it first")
+            with self._turned:
+                for row in rows:
+                    self._loop.add(row)
+            left = len(rows)
+            while left:
+                self._wait_for(news)
+                piece = news.popleft()
+                if isinstance(piece, GraphspecError):
+                    raise piece
+                left -= piece.generation is not None
+                yield piece
         finally:  # also when the caller drops the iterator in the middle
-            self._slots.give_back(running)
+            for row in rows:
+                row.cancelled = True
 
-    def _prefill(self, slot: int, answer: Answer, size: int) -> StepResult:
-        """Runs the whole prompt."""
-        self._engine.admit(slot, answer.params, uniform_table(answer.seed, self._engine.capacity))
-        for chunk in answer.chunks(slot, size):
-            pending = self._engine.prefill(chunk)
-        return pending.result()
-
-    def _release_finished(self, running: dict[int, Answer]) -> None:
-        finished = [slot for slot, answer in running.items() if answer.ended]
-        for slot in finished:
-            del running[slot]
-        self._slots.give_back(finished)
+    def _wait_for(self, news: Sized) -> None:
+        """Takes turns until there is some, or waits for another thread's."""
+        while True:
+            with self._turned:
+                self._turned.wait_for(lambda: news or not self._in_turn)
+                self._check_open()
+                if news:
+                    return
+                self._in_turn = True
+                self._loop.admit()
+            try:
+                self._loop.turn()
+            finally:
+                with self._turned:
+                    self._in_turn = False
+                    self._turned.notify_all()
 
 
 def load(

@@ -1,34 +1,24 @@
-"""Continuous batching over one engine: requests come and go while steps run.
+"""A loop in a thread of its own, for callers in other threads: the server's requests.
 
-    submit ─▶ queue ─▶ slot ─▶ prompt in chunks ─▶ steps ─▶ pieces to the caller
-
-A turn launches at most one prompt chunk and one step of every row that has its prompt, then reads what the turn
-before launched: the device never waits for the host (design §7). A row's end is therefore known one step late; the
-step it was in once too often is dropped when it is read.
+submit ─▶ queue ─▶ the thread's turns ─▶ pieces to the caller
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from graphspec.errors import EngineError, GraphspecError
 
-from .answer import Answer, Piece, new_answer
-from .engine import Chunk, Pending
-from .generate import PREFILL_CHUNK, LoadedBundle
-from .prefixes import Prefixes
+from .answer import new_answer
+from .generate import LoadedBundle
+from .loop import PREFILL_CHUNK, BatchReport, Loop, OnNews, Policy, Row
 from .requests import check_count
-from .sampling import SamplingParams, uniform_table
+from .sampling import SamplingParams
 
 log = logging.getLogger(__name__)
-
-OnPiece = Callable[[Piece | GraphspecError], None]
-"""Called from the scheduler's thread: pieces, the last of which carries the answer, or one error that ends it."""
 
 
 class QueueFullError(GraphspecError):
@@ -50,53 +40,15 @@ class GenerationRequest:
     """False: one token a step. The text is the same."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchReport:
-    """What one step did."""
-
-    width: int
-    accepted: tuple[int, ...]
-    """Drafts accepted in each row that still counted."""
-    committed: int
-    """Tokens that became output."""
-
-
 class Ticket:
     """A submitted request."""
 
-    def __init__(self, scheduler: Scheduler, row: _Row) -> None:
+    def __init__(self, scheduler: Scheduler, row: Row) -> None:
         self._scheduler, self._row = scheduler, row
 
     def cancel(self) -> None:
         """Ends the request within a step; its caller hears nothing more. From any thread, any number of times."""
         self._scheduler._cancel(self._row)
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    """A request in the queue or in a slot."""
-
-    answer: Answer
-    on_piece: OnPiece
-    width: int
-    slot: int = -1
-    chunks: deque[Chunk] | None = None
-    """Of the prompt, still to be launched; None: not admitted yet."""
-    in_flight: int = 0
-    """Launches that will commit at least one token each."""
-    done: bool = False
-    cancelled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Launch:
-    """Work on the device, and the rows it is for."""
-
-    pending: Pending
-    rows: tuple[_Row, ...]
-    width: int
-    commits: bool
-    """False: a chunk in the middle of a prompt."""
 
 
 class Scheduler:
@@ -115,15 +67,10 @@ class Scheduler:
         """`width`: drafts verified a step; None: the widest of the bundle. The engine is the scheduler's alone."""
         check_count("max_queue_size", max_queue_size)
         check_count("prefill_chunk", prefill_chunk)
-        self._bundle, self._engine = bundle, bundle.engine
+        self._bundle = bundle
         self._max_queue_size, self._prefill_chunk = max_queue_size, prefill_chunk
-        self._overlap, self._on_batch = overlap, on_batch
         self._width = bundle.checked_width(width)
-        self._free = set(range(self._engine.num_slots))
-        self._prefixes = Prefixes()
-        self._running: list[_Row] = []
-        self._launched: deque[_Launch] = deque()
-        self._waiting: deque[_Row] = deque()
+        self._loop = Loop(bundle.engine, Policy(overlap=overlap), on_batch=on_batch, on_failure=_log_failure)
         self._closing = self._giving_up = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="graphspec-scheduler", daemon=True)
@@ -132,26 +79,28 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Requests in a slot."""
-        return len(self._running)
+        return self._loop.num_running
 
     @property
     def num_waiting(self) -> int:
         """Requests in the queue."""
-        return len(self._waiting)
+        return self._loop.num_waiting
 
-    def submit(self, request: GenerationRequest, on_piece: OnPiece) -> Ticket:
-        """Puts the request at the end of the queue. Raises RequestError, or QueueFullError."""
+    def submit(self, request: GenerationRequest, on_piece: OnNews) -> Ticket:
+        """Puts the request at the end of the queue; `on_piece` is called from the scheduler's thread. Raises
+        RequestError, or QueueFullError."""
         answer = new_answer(self._bundle.manifest, self._bundle.tokenizer, request.prompt, request.params)
-        row = _Row(answer, on_piece, self._width if request.speculative else 0)
+        width = self._width if request.speculative else 0
+        row = Row(answer=answer, on_news=on_piece, width=width, chunk_size=self._prefill_chunk)
         with self._changed:
             if self._closing:
                 raise QueueFullError("the server is shutting down; ask another one", retry_after=1.0)
-            if len(self._waiting) >= self._max_queue_size:
+            if (waiting := self._loop.num_waiting) >= self._max_queue_size:
                 raise QueueFullError(
-                    f"{len(self._waiting)} requests are waiting, as many as --max-queue-size allows; try again later",
+                    f"{waiting} requests are waiting, as many as --max-queue-size allows; try again later",
                     retry_after=1.0,
                 )
-            self._waiting.append(row)
+            self._loop.add(row)
             self._changed.notify_all()
         return Ticket(self, row)
 
@@ -160,159 +109,33 @@ class Scheduler:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            self._changed.wait_for(self._idle, timeout=drain)
+            self._changed.wait_for(lambda: self._loop.idle, timeout=drain)
             self._giving_up = True
             self._changed.notify_all()
         self._thread.join()
 
-    def _cancel(self, row: _Row) -> None:
+    def _cancel(self, row: Row) -> None:
         with self._changed:
-            row.cancelled = True
+            self._loop.drop(row)
             self._changed.notify_all()
 
-    def _idle(self) -> bool:
-        return not (self._waiting or self._running or self._launched)
-
     def _run(self) -> None:
+        loop = self._loop
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or not self._idle())
-                if self._closing and self._idle():
+                self._changed.wait_for(lambda: self._closing or not loop.idle)
+                if self._closing and loop.idle:
                     return
                 if self._giving_up:
-                    self._give_up()
-                admitted = self._admit()
-            for row in admitted:
-                self._start(row)
-            self._turn()
+                    loop.fail_all(EngineError("the server shut down before the answer was complete; ask again"))
+                loop.admit()
+            try:
+                loop.turn()
+            except Exception as error:  # every request was told
+                _log_failure(error)
             with self._changed:
                 self._changed.notify_all()
 
-    def _give_up(self) -> None:
-        left = [*self._waiting, *self._running]
-        self._waiting.clear()
-        for row in left:
-            if not row.cancelled:
-                self._tell(row, EngineError("the server shut down before the answer was complete; ask again"))
-            row.cancelled = True
 
-    def _admit(self) -> list[_Row]:
-        """Drops what was cancelled and gives free slots to those that waited longest → the new rows."""
-        for row in [row for row in self._running if row.cancelled]:
-            self._finish(row)
-        waiting = [row for row in self._waiting if not row.cancelled]
-        self._waiting.clear()
-        self._waiting.extend(waiting)
-        admitted = []
-        while self._waiting and self._free:
-            row = self._waiting.popleft()
-            row.slot, row.answer.num_cached_tokens = self._prefixes.take(self._free, row.answer.prompt)
-            self._free.remove(row.slot)
-            self._running.append(row)
-            admitted.append(row)
-        return admitted
-
-    def _start(self, row: _Row) -> None:
-        answer = row.answer
-        if answer.ended:  # max_new_tokens 0
-            self._deliver(row, answer.end())
-            return
-        row.chunks = deque(answer.chunks(row.slot, self._prefill_chunk))
-        try:
-            table = uniform_table(answer.seed, self._engine.capacity)
-            self._engine.admit(row.slot, answer.params, table, kept=answer.num_cached_tokens)
-        except Exception as error:
-            self._fail((row,), error)
-
-    def _turn(self) -> None:
-        """Launches, then reads: with overlap, what was launched before; without, all of it."""
-        launched = self._launch()
-        self._launched.extend(launched)
-        kept = len(launched) if self._overlap else 0
-        while len(self._launched) > kept:
-            self._read(self._launched.popleft())
-
-    def _launch(self) -> list[_Launch]:
-        """One prompt chunk, so that it delays the steps of the others by no more, then one step for each width."""
-        launched = []
-        prefilling = next((row for row in self._running if row.chunks and not row.cancelled), None)
-        if prefilling is not None and prefilling.chunks is not None:
-            chunk = prefilling.chunks.popleft()
-            last = not prefilling.chunks
-            launched += self._try((prefilling,), 0, partial(self._engine.prefill, chunk), commits=last)
-        ready = [row for row in self._running if self._has_more(row)]
-        for width in sorted({row.width for row in ready}):
-            rows = tuple(sorted((row for row in ready if row.width == width), key=lambda row: row.slot))
-            slots = [row.slot for row in rows]
-            launched += self._try(rows, width, partial(self._engine.step, slots, width))
-        return launched
-
-    def _has_more(self, row: _Row) -> bool:
-        """Whether a step may add to the answer: not if what is launched is certain to fill it."""
-        if row.done or row.cancelled or row.chunks is None or row.chunks:
-            return False
-        return len(row.answer.token_ids) + row.in_flight < row.answer.limit
-
-    def _try(
-        self, rows: tuple[_Row, ...], width: int, launch: Callable[[], Pending], *, commits: bool = True
-    ) -> list[_Launch]:
-        try:
-            pending = launch()
-        except Exception as error:
-            self._fail(rows, error)
-            return []
-        for row in rows:
-            row.in_flight += commits
-        return [_Launch(pending, rows, width, commits)]
-
-    def _read(self, launch: _Launch) -> None:
-        try:
-            result = launch.pending.result()
-        except Exception as error:
-            self._fail(launch.rows, error)
-            return
-        if not launch.commits:
-            return
-        accepted, committed = [], 0
-        for index, row in enumerate(launch.rows):
-            row.in_flight -= 1
-            if row.done or row.cancelled:  # it ended before this was known
-                continue
-            before = len(row.answer.token_ids)
-            count = int(result.accepted[index])
-            pieces = row.answer.commit(result.tokens(index), accepted=count, width=launch.width)
-            kept = len(row.answer.token_ids) - before
-            accepted.append(min(count, kept))
-            committed += kept
-            self._deliver(row, pieces)
-        self._on_batch(BatchReport(width=launch.width, accepted=tuple(accepted), committed=committed))
-
-    def _deliver(self, row: _Row, pieces: Iterable[Piece]) -> None:
-        if row.answer.ended:
-            if row.chunks is not None:
-                self._prefixes.keep(row.slot, (*row.answer.prompt, *row.answer.token_ids))
-            self._finish(row)  # before its caller hears of it: who asks next finds the slot free
-        for piece in pieces:
-            self._tell(row, piece)
-
-    def _fail(self, rows: Iterable[_Row], error: Exception) -> None:
-        """Ends the rows that the failed launch was for, and no others."""
-        log.error("a step failed: %s", error, exc_info=error)
-        told = error if isinstance(error, GraphspecError) else EngineError(f"the engine failed: {error}")
-        for row in rows:
-            if not (row.done or row.cancelled):
-                self._finish(row)
-                self._tell(row, told)
-
-    def _finish(self, row: _Row) -> None:
-        if not row.done:
-            row.done = True
-            self._running.remove(row)
-            self._free.add(row.slot)
-
-    def _tell(self, row: _Row, news: Piece | GraphspecError) -> None:
-        try:
-            row.on_piece(news)
-        except Exception:
-            log.exception("a caller of the scheduler failed; its request is dropped")
-            row.cancelled = True
+def _log_failure(error: Exception) -> None:
+    log.error("a step, or a caller, failed: %s", error, exc_info=error)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ..acceptance import AcceptanceStatistics
 from ..generate import LoadedBundle
-from ..scheduler import BatchReport, Scheduler
+from ..loop import BatchReport
+from ..scheduler import Scheduler
 from .metrics import Metrics
 
 LOG_SECONDS = 3.0

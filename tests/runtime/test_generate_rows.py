@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pairs import NAMES, Pairs
 
+from graphspec.errors import EngineError
 from graphspec.runtime.answer import Piece
 from graphspec.runtime.engine import Chunk, Pending
 from graphspec.runtime.generate import LoadedBundle
@@ -67,7 +69,7 @@ def test_an_error_in_a_prefill_keeps_no_row(
 
     with monkeypatch.context() as patch:
         patch.setattr(bundle._engine, "prefill", failing)
-        with pytest.raises(RuntimeError, match="the device said no"):
+        with pytest.raises(EngineError, match="the engine failed: the device said no"):
             list(pieces(bundle))
     assert rows_stepped_together(bundle, monkeypatch) == ROWS
 
@@ -78,7 +80,7 @@ def test_an_error_in_a_step_keeps_no_row(bundle: LoadedBundle, monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setattr(bundle._engine, "step", failing)
-        with pytest.raises(RuntimeError, match="no step of 8 rows at 3"):
+        with pytest.raises(EngineError, match="the engine failed: no step of 8 rows at 3"):
             list(pieces(bundle))
     assert rows_stepped_together(bundle, monkeypatch) == ROWS
 
@@ -95,4 +97,42 @@ def test_two_streams_in_turn_share_the_rows_and_give_them_back(
     first.close()  # type: ignore[attr-defined]
     answers |= {piece.index: piece.generation for piece in second}
     assert [answer.token_ids for _, answer in sorted(answers.items()) if answer] == expected
+    assert rows_stepped_together(bundle, monkeypatch) == ROWS
+
+
+def test_a_stream_left_in_the_middle_keeps_nobody_waiting(bundle: LoadedBundle) -> None:
+    """Its rows go on with the others', and its pieces are there when it is taken up again."""
+    expected = [answer.token_ids for answer in bundle.generate(PROMPTS, SamplingParams(max_new_tokens=6))]
+    first = pieces(bundle)
+    found = {piece.index: piece.generation for piece in [next(first)]}
+    again = bundle.generate(PROMPTS, SamplingParams(max_new_tokens=6))
+    found |= {piece.index: piece.generation for piece in first}
+    assert [answer.token_ids for answer in again] == expected
+    assert [answer.token_ids for _, answer in sorted(found.items()) if answer] == expected
+
+
+def test_threads_share_the_rows(bundle: LoadedBundle) -> None:
+    params = [SamplingParams(max_new_tokens=20 + i, temperature=0.9, seed=i) for i in range(12)]
+    alone = [bundle.generate([PROMPTS[i % ROWS]] * 3, one) for i, one in enumerate(params)]
+    with ThreadPoolExecutor(len(params)) as threads:
+        found = threads.map(lambda i: bundle.generate([PROMPTS[i % ROWS]] * 3, params[i]), range(len(params)))
+        assert list(found) == alone
+
+
+def test_an_interrupt_in_a_step_ends_what_ran_and_nothing_later(
+    bundle: LoadedBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose tokens were read before Ctrl-C came cannot be known: another stream must not go on with a hole in it."""
+    other = pieces(bundle, PROMPTS[:2], new=20)
+    next(other)
+
+    def interrupted(slots: Sequence[int], width: int) -> Pending:
+        raise KeyboardInterrupt(f"of {len(slots)} rows at {width}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bundle._engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(pieces(bundle, PROMPTS[2:4]))
+    with pytest.raises(EngineError, match="interrupted by KeyboardInterrupt"):
+        list(other)
     assert rows_stepped_together(bundle, monkeypatch) == ROWS

@@ -19,9 +19,10 @@ from graphspec.bundle import open_bundle
 from graphspec.errors import EngineError, GraphspecError, RequestError
 from graphspec.runtime.answer import Generation, Piece
 from graphspec.runtime.generate import LoadedBundle
+from graphspec.runtime.loop import BatchReport
 from graphspec.runtime.onnxruntime_engine import OnnxRuntimeEngine, host
 from graphspec.runtime.sampling import SamplingParams
-from graphspec.runtime.scheduler import BatchReport, GenerationRequest, QueueFullError, Scheduler
+from graphspec.runtime.scheduler import GenerationRequest, QueueFullError, Scheduler
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from served import Served, model, serve
 
 from graphspec.runtime.generate import LoadedBundle
+from graphspec.runtime.loop import BatchReport
 from graphspec.runtime.sampling import SamplingParams
-from graphspec.runtime.scheduler import BatchReport
 from graphspec.runtime.server.model import LOG_SECONDS, BatchLog
 
 PROMPTS = ["abc", "xyz", "abab"]
