@@ -23,6 +23,10 @@ class Generation:
     token_ids: tuple[int, ...]
     """Generated tokens, an ending EOS or stop token included."""
     finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    """The stop string or stop token that ended it; None for EOS, and for "length"."""
+    text_ends: tuple[int, ...] = ()
+    """Length of the text, in characters, when each token had come; a stop string still to be cut counts."""
     num_prompt_tokens: int
     seed: int
     acceptance: AcceptanceStatistics
@@ -99,6 +103,8 @@ class Answer:
                 text=self.tracker.text,
                 token_ids=tuple(self.token_ids),
                 finish_reason=cut.reason,
+                stop_reason=self.tracker.stop_reason,
+                text_ends=tuple(self.tracker.text_ends),
                 num_prompt_tokens=len(self.prompt),
                 seed=self.seed,
                 acceptance=self.acceptance,
@@ -116,13 +122,19 @@ def new_answer(
     ids = tuple(prompt)
     _check_request(manifest, ids, params)
     room = manifest.max_length - len(ids)
+    detokenizer = IncrementalDetokenizer(
+        tokenizer,
+        skip_special_tokens=params.skip_special_tokens,
+        shown=params.shown_special_tokens,
+        prompt=ids,
+    )
     rules = StopRules.of(params, eos_token_ids=manifest.eos_token_ids, room=room)
     return Answer(
         index=index,
         prompt=ids,
         params=params,
         seed=fresh_seed() if params.seed is None else params.seed,
-        tracker=StopTracker(rules, IncrementalDetokenizer(tokenizer, prompt=ids)),
+        tracker=StopTracker(rules, detokenizer),
         limit=room if params.max_new_tokens is None else min(room, params.max_new_tokens),
     )
 

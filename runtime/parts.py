@@ -68,11 +68,15 @@ class ReasoningParser:
         """`thinking`: the prompt ended with <think>, as some chat templates' do."""
         self._content, self._thinking = content, thinking
         self._held = ""
+        self._num_pushed = self._opened = 0
+        self.spans = list[tuple[int, int]]()
+        """Where the reasoning stands in the text, without its tags."""
         self._trim = thinking
         """Whether white space at the start of what comes belongs to the tag before it."""
 
     def push(self, text: str) -> list[Part]:
         self._held += text
+        self._num_pushed += len(text)
         parts: list[Part] = []
         while True:
             tag = END_OF_THINK if self._thinking else THINK
@@ -80,6 +84,7 @@ class ReasoningParser:
             if place < 0:
                 certain = len(self._held) - possible_start(self._held, (tag,))
                 return parts + self._take(certain)
+            self._cross(self._num_pushed - len(self._held) + place, len(tag))
             # White space before the closing tag belongs to it.
             parts += self._take(place, closing=self._thinking)
             self._held = self._held[len(tag) :]
@@ -87,7 +92,15 @@ class ReasoningParser:
             self._trim = True
 
     def finish(self) -> list[Part]:
+        if self._thinking:
+            self.spans.append((self._opened, self._num_pushed))
         return self._take(len(self._held), closing=True) + self._content.finish()
+
+    def _cross(self, place: int, length: int) -> None:
+        """A tag is at that place of the text."""
+        if self._thinking:
+            self.spans.append((self._opened, place))
+        self._opened = place + length
 
     def _take(self, length: int, *, closing: bool = False) -> list[Part]:
         text, rest = self._held[:length], self._held[length:]

@@ -36,6 +36,9 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    shown_special_tokens: tuple[str, ...] = ()
+    """Those that are text all the same: what calls of tools are written in."""
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
@@ -56,6 +59,9 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _checked_ids("stop_token_ids", self.stop_token_ids))
         _check_flag("ignore_eos", self.ignore_eos)
         _check_flag("include_stop_str_in_output", self.include_stop_str_in_output)
+        _check_flag("skip_special_tokens", self.skip_special_tokens)
+        shown = _checked_strings("shown_special_tokens", self.shown_special_tokens)
+        object.__setattr__(self, "shown_special_tokens", shown)
 
     @property
     def greedy(self) -> bool:

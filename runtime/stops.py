@@ -77,6 +77,8 @@ class StopTracker:
         """Tokens of the output so far."""
         self.text = ""
         """Text of the output so far, without what the next token could change; all of it after the cut."""
+        self.text_ends = list[int]()
+        """Length of the text when each token had come, before a stop string was cut from it."""
         self.cut: Cut | None = None
         if rules.max_new_tokens == 0:
             self.cut = Cut(num_tokens=0, reason="length", matched=None, text_length=0)
@@ -97,6 +99,12 @@ class StopTracker:
                 return self.cut
         return None
 
+    @property
+    def stop_reason(self) -> str | int | None:
+        """What ended the request, where the caller asked for it: a stop string or a stop token."""
+        matched = None if self.cut is None else self.cut.matched
+        return None if not self._rules.ignore_eos and matched in self._rules.eos_token_ids else matched
+
     def take_text(self) -> str:
         """The text to stream now: no longer than what is certain to be output, and nothing twice."""
         certain = self.cut is not None or self._rules.include_stop_str_in_output
@@ -109,16 +117,22 @@ class StopTracker:
         self.num_tokens += 1
         may_stop = self.num_tokens > self._rules.min_tokens
         if may_stop and token_id in self._ending:
-            self.text += self._detokenizer.finish()
+            self._add(self._detokenizer.finish())
             return "stop", token_id
-        self.text += self._detokenizer.push([token_id])
+        self._add(self._detokenizer.push([token_id]))
         matched = self._match(may_stop) if self._rules.stop else None
         if matched is not None:
             return "stop", matched
         if self.num_tokens == self._rules.max_new_tokens:
             self.text += self._detokenizer.finish()
+            self.text_ends[-1] = len(self.text)
             return "length", None
         return None
+
+    def _add(self, text: str) -> None:
+        """The text that a token decided."""
+        self.text += text
+        self.text_ends.append(len(self.text))
 
     def _match(self, may_stop: bool) -> str | None:
         """Cuts the text at the stop string that this token completed."""

@@ -1,7 +1,7 @@
 """Text to token ids and back: all at once, or a few tokens at a time as a model produces them."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,12 @@ class Tokenizer:
         """The text of all `token_ids`; ids outside the vocabulary have none."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def visible(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> list[int]:
-        """Those of `token_ids` that `decode` does not leave out."""
-        hidden = self._special if skip_special_tokens else ()
+    def hidden(self, shown: Collection[str] = ()) -> frozenset[int]:
+        """The special tokens that are not text, but for those whose text is in `shown`."""
+        return frozenset(self._special - {self._tokenizer.token_to_id(text) for text in shown})
+
+    def visible(self, token_ids: Iterable[int], hidden: Collection[int]) -> list[int]:
+        """Those of `token_ids` that have a text, without the `hidden`."""
         return [
             token_id
             for token_id in token_ids
@@ -110,11 +113,19 @@ class IncrementalDetokenizer:
     tokens. So a window is decoded: the last tokens whose text is out, then those whose text is not.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> None:
-        """With the `prompt` the ids continue, their text is what they add to it (a leading space is kept)."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown: Collection[str] = (),
+        prompt: Sequence[int] = (),
+    ) -> None:
+        """With the `prompt` the ids continue, their text is what they add to it (a leading space is kept). Of the
+        special tokens that are skipped, those `shown` are not."""
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        self._window = tokenizer.visible(prompt[-MAX_UNDECIDED:], skip_special_tokens=skip_special_tokens)
+        self._hidden = tokenizer.hidden(shown) if skip_special_tokens else frozenset[int]()
+        self._window = tokenizer.visible(prompt[-MAX_UNDECIDED:], self._hidden)
         self._num_undecided = 0
         # A prompt may end inside a character: its U+FFFD is not text that is out.
         self._text = self._decode()
@@ -127,8 +138,7 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text these tokens decide."""
-        visible = self._tokenizer.visible(token_ids, skip_special_tokens=self._skip_special_tokens)
-        return "".join([self._push(token_id) for token_id in visible])
+        return "".join([self._push(token_id) for token_id in self._tokenizer.visible(token_ids, self._hidden)])
 
     def finish(self) -> str:
         """The text still held back: the last token has come."""
@@ -160,7 +170,7 @@ class IncrementalDetokenizer:
             self._num_out = len(self._text)
 
     def _decode(self) -> str:
-        return self._tokenizer.decode(self._window, skip_special_tokens=self._skip_special_tokens)
+        return self._tokenizer.decode(self._window, skip_special_tokens=False)  # what is skipped never got here
 
 
 def _read_json(files: Mapping[str, bytes], name: str) -> Mapping[str, Any]:

@@ -1,8 +1,8 @@
 """Tool calls in the three forms that open models write them in.
 
-    hermes     <tool_call>{"name": …, "arguments": {…}}</tool_call>       Hermes, Qwen
-    llama3     {"name": …, "parameters": {…}}, several with ";" between    Llama 3.1 to 3.3
-    pythonic   [name(key="value"), other(n=1)]                             Llama 3.2, Llama 4
+    hermes       <tool_call>{"name": …, "arguments": {…}}</tool_call>     Hermes, Qwen
+    llama3_json  {"name": …, "parameters": {…}}, several with ";" between  Llama 3.1 to 3.3
+    pythonic     [name(key="value"), other(n=1)]                           Llama 3.2, Llama 4
 
 A call is given whole, when it has ended. What looks like a call and is none stays content, to the letter.
 """
@@ -11,15 +11,23 @@ from __future__ import annotations
 
 import ast
 import json
+import warnings
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from .parts import Content, Parser, Part, PlainParser, ToolCall, possible_start
 
-ToolFormat = Literal["hermes", "llama3", "pythonic"]
-TOOL_FORMATS: tuple[ToolFormat, ...] = ("hermes", "llama3", "pythonic")
+ToolFormat = Literal["hermes", "llama3_json", "pythonic"]
+TOOL_FORMATS: tuple[ToolFormat, ...] = ("hermes", "llama3_json", "pythonic")
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"
+TAGS: Mapping[ToolFormat, tuple[str, ...]] = {
+    "hermes": (_OPEN, _CLOSE),
+    "llama3_json": (_PYTHON_TAG,),
+    "pythonic": (_PYTHON_TAG,),
+}
+"""What is looked for around calls."""
 
 
 def tool_parser(form: ToolFormat | None) -> Parser:
@@ -81,7 +89,7 @@ class HermesParser:
 class WholeAnswerParser:
     """An answer that is calls from its first character to its last, or content."""
 
-    def __init__(self, form: Literal["llama3", "pythonic"]) -> None:
+    def __init__(self, form: Literal["llama3_json", "pythonic"]) -> None:
         self._form = form
         self._held = ""
         self._is_content = False
@@ -101,7 +109,7 @@ class WholeAnswerParser:
         if not text:
             return []
         body = text.strip().removeprefix(_PYTHON_TAG)
-        calls = _json_calls(body) if self._form == "llama3" else _python_calls(body)
+        calls = _json_calls(body) if self._form == "llama3_json" else _python_calls(body)
         return list(calls) if calls else [Content(text)]
 
     def _may_be_calls(self) -> bool:
@@ -109,13 +117,13 @@ class WholeAnswerParser:
         if not text or (len(text) < len(_PYTHON_TAG) and _PYTHON_TAG.startswith(text)):
             return True
         body = text.removeprefix(_PYTHON_TAG).lstrip()
-        return not body or body.startswith("{" if self._form == "llama3" else "[")
+        return not body or body.startswith("{" if self._form == "llama3_json" else "[")
 
 
 def _decoded(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -125,9 +133,14 @@ def _json_call(value: Any) -> ToolCall | None:
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):  # an object written as text
         arguments = _decoded(arguments)
-    if not isinstance(arguments, dict):
+    return _call(value["name"], arguments) if isinstance(arguments, dict) else None
+
+
+def _call(name: str, arguments: dict[str, Any]) -> ToolCall | None:
+    try:
+        return ToolCall(name=name, arguments=json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+    except (ValueError, TypeError, RecursionError):  # NaN, or what only Python has
         return None
-    return ToolCall(name=value["name"], arguments=json.dumps(arguments, ensure_ascii=False))
 
 
 def _json_calls(text: str) -> list[ToolCall]:
@@ -140,9 +153,11 @@ def _json_calls(text: str) -> list[ToolCall]:
             continue
         try:
             value, place = decoder.raw_decode(text, place)
-        except ValueError:
+        except (ValueError, RecursionError):
             return []
-        call = _json_call(value)
+        # Any object may have a name: without tags around it, what it is called with tells a call.
+        has_arguments = isinstance(value, dict) and not value.keys().isdisjoint(("parameters", "arguments"))
+        call = _json_call(value) if has_arguments else None
         if call is None:
             return []
         calls.append(call)
@@ -152,16 +167,27 @@ def _json_calls(text: str) -> list[ToolCall]:
 def _python_calls(text: str) -> list[ToolCall]:
     """A list of calls with keyword arguments that are literals; [] if it is anything else."""
     try:
-        tree = ast.parse(text, mode="eval").body
-        if not isinstance(tree, ast.List):
-            return []
-        return [_python_call(item) for item in tree.elts]
+        with warnings.catch_warnings(action="ignore"):  # of odd escapes in strings: this is a model's Python
+            tree = ast.parse(text, mode="eval").body
+        calls = [_python_call(item) for item in tree.elts] if isinstance(tree, ast.List) else []
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return []
+    known = [call for call in calls if call is not None]
+    return known if len(known) == len(calls) else []
 
 
-def _python_call(node: ast.expr) -> ToolCall:
+def _python_call(node: ast.expr) -> ToolCall | None:
     if not isinstance(node, ast.Call) or node.args or any(word.arg is None for word in node.keywords):
-        raise ValueError("not a call with keywords")
-    arguments = {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}
-    return ToolCall(name=ast.unparse(node.func), arguments=json.dumps(arguments, ensure_ascii=False))
+        return None
+    name = ast.unparse(node.func)
+    if not all(word.isidentifier() for word in name.split(".")):
+        return None
+    return _call(name, {str(word.arg): ast.literal_eval(_JsonNames().visit(word.value)) for word in node.keywords})
+
+
+class _JsonNames(ast.NodeTransformer):
+    """Models that write Python remember JSON's names for its constants."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        names = {"true": True, "false": False, "null": None}
+        return ast.Constant(names[node.id]) if node.id in names else node

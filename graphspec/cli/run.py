@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from graphspec.errors import ConfigError
 
 from .flags import RequireSignature, Width, refuse_unhashed_signature
 from .help import MACHINE
 from .progress import stages
 
 if TYPE_CHECKING:
+    from graphspec.runtime.answer_format import AnswerFormat
     from graphspec.runtime.generate import LoadedBundle
 
-NETWORK, LIMITS = "Network", "Limits"
+NETWORK, LIMITS, ANSWERS = "Network", "Limits", "Answers to chats"
 log = logging.getLogger(__name__)
 
 
@@ -44,7 +48,7 @@ def run(
     ] = None,
     max_batch_size: Annotated[
         int | None,
-        typer.Option("--max-batch-size", metavar="B", help="Requests in one step.", rich_help_panel=LIMITS),
+        typer.Option("--max-batch-size", metavar="B", min=1, help="Requests in one step.", rich_help_panel=LIMITS),
     ] = None,
     max_queue_size: Annotated[
         int,
@@ -62,6 +66,32 @@ def run(
             rich_help_panel=LIMITS,
         ),
     ] = 30.0,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(
+            "--tool-call-parser",
+            metavar="hermes|llama3_json|pythonic|none",
+            help="How the model writes calls of tools; else what its chat template says.",
+            rich_help_panel=ANSWERS,
+        ),
+    ] = None,
+    enable_auto_tool_choice: Annotated[
+        bool,
+        typer.Option(
+            "--enable-auto-tool-choice",
+            help="Refuse to serve a model whose calls cannot be read. (Where they can, tools are always taken.)",
+            rich_help_panel=ANSWERS,
+        ),
+    ] = False,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(
+            "--reasoning-parser",
+            metavar="think|none",
+            help="Whether reasoning stands in <think> tags; else what the chat template says.",
+            rich_help_panel=ANSWERS,
+        ),
+    ] = None,
     width: Width = None,
     no_overlap: Annotated[
         bool,
@@ -72,6 +102,7 @@ def run(
         typer.Option(
             "--threads",
             metavar="N",
+            min=1,
             help="Of the backend; at most the target's key/value heads.",
             rich_help_panel=MACHINE,
         ),
@@ -82,6 +113,7 @@ def run(
     require_signature: RequireSignature = None,
 ) -> None:
     """Serves a bundle to OpenAI's clients until Ctrl-C or SIGTERM."""
+    from graphspec.runtime.answer_format import AnswerFormat
     from graphspec.runtime.generate import load
     from graphspec.runtime.server.app import Serving
     from graphspec.runtime.server.metrics import Metrics
@@ -89,8 +121,11 @@ def run(
     from graphspec.runtime.server.serve import Address, Service
 
     refuse_unhashed_signature(no_verify, require_signature)
+    AnswerFormat.chosen(None, tools=tool_call_parser, reasoning=reasoning_parser)  # wrong names are told at once
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     names = served_model_name or [bundle.resolve().name]
+    if api_key is None and not _loopback(host):
+        log.warning("Listening on %s without --api-key: whoever reaches this machine may use the model", host)
     metrics = Metrics(names[0])
 
     def opened() -> Model:
@@ -104,13 +139,26 @@ def run(
                 require_signature=require_signature,
             )
         try:
+            answers = AnswerFormat.chosen(
+                loaded.tokenizer.chat_template, tools=tool_call_parser, reasoning=reasoning_parser
+            )
+            if enable_auto_tool_choice and answers.tools is None:
+                raise ConfigError(
+                    "--enable-auto-tool-choice: how this model writes calls is unknown; name it with --tool-call-parser"
+                )
             model = start(
-                loaded, metrics, max_queue_size=max_queue_size, overlap=not no_overlap, width=width, say=log.info
+                loaded,
+                metrics,
+                max_queue_size=max_queue_size,
+                overlap=not no_overlap,
+                width=width,
+                answers=answers,
+                say=log.info,
             )
         except BaseException:
             loaded.close()
             raise
-        for line in _banner(loaded, names, width, max_batch_size):
+        for line in [*_banner(loaded, names, width, max_batch_size), _parsers(answers)]:
             _say(line)
         return model
 
@@ -128,6 +176,17 @@ def _banner(bundle: LoadedBundle, names: list[str], width: int | None, max_batch
         f"widths        {widths}; {manifest.widths[-1] if width is None else width} in use",
         f"capacity      {max_batch_size or manifest.max_batch_size} requests of {manifest.max_length} tokens",
     ]
+
+
+def _parsers(answers: AnswerFormat) -> str:
+    return f"parsers       tool calls: {answers.tools or 'none'}; reasoning: {'think' if answers.reasoning else 'none'}"
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _say(line: str) -> None:

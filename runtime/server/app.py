@@ -134,7 +134,7 @@ def create_app(serving: Serving) -> Starlette:
 async def _chat(serving: Serving, request: Request) -> Response:
     body = await run_in_threadpool(parse, ChatBody, await _content(request))
     name, model = serving.named(body.model), serving.ready()
-    return await _answer(serving, request, await run_in_threadpool(chat_job, body, model.bundle, name))
+    return await _answer(serving, request, await run_in_threadpool(chat_job, body, model, name))
 
 
 async def _completions(serving: Serving, request: Request) -> Response:

@@ -2,48 +2,42 @@
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from graphspec.errors import RequestError
 
+from ..answer_format import opens_thought
 from ..chat import render_chat
 from ..generate import LoadedBundle
+from ..tool_calls import TOOL_FORMATS
+from .chat_form import ChatForm
 from .errors import invalid
-from .job import Job, Object, make_job
+from .job import Job, make_job
+from .messages import template_messages
+from .model import Model
 from .schemas import ChatBody, TokenizeBody
 
 _OURS = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "template")
 
 
-class ChatForm:
-    """`chat.completion` objects and chunks."""
-
-    id_prefix = "chatcmpl-"
-    object_name = "chat.completion"
-    chunk_name = "chat.completion.chunk"
-
-    def choice(self, text: str) -> Object:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    def opening(self) -> Object | None:
-        return {"delta": {"role": "assistant", "content": ""}}
-
-    def delta(self, text: str) -> Object:
-        return {"delta": {"content": text} if text else {}}
-
-
-def chat_job(body: ChatBody, bundle: LoadedBundle, model: str) -> Job:
+def chat_job(body: ChatBody, model: Model, name: str) -> Job:
     """Renders and encodes the messages. Raises ApiError."""
     if not body.messages:
         raise invalid("messages", "messages is missing or empty: give at least one")
+    bundle = model.bundle
+    _check_tools(body, model)
+    prompt = render(body, bundle)
+    form = ChatForm(
+        answers=model.answers,
+        calls=bool(body.offered_tools),
+        several=body.parallel_tool_calls is not False,
+        thinking=model.answers.reasoning and opens_thought(prompt),
+        include_reasoning=body.include_reasoning is not False,
+    )
     return make_job(
         body,
-        ChatForm(),
+        form,
         bundle,
-        [encode_chat(body, bundle)],
-        model=model,
+        [_encoded(prompt, body, bundle)],
+        model=name,
         default_max_tokens=None,
         param="messages",
     )
@@ -51,6 +45,11 @@ def chat_job(body: ChatBody, bundle: LoadedBundle, model: str) -> Job:
 
 def encode_chat(body: ChatBody | TokenizeBody, bundle: LoadedBundle) -> list[int]:
     """Token ids of a chat. Raises ApiError."""
+    return _encoded(render(body, bundle), body, bundle)
+
+
+def render(body: ChatBody | TokenizeBody, bundle: LoadedBundle) -> str:
+    """The prompt that the model's template makes of a chat. Raises ApiError."""
     variables = body.chat_template_kwargs or {}
     if taken := [name for name in _OURS if name in variables]:
         raise invalid("chat_template_kwargs", f"chat_template_kwargs has {taken[0]}, which the server fills in itself")
@@ -58,37 +57,37 @@ def encode_chat(body: ChatBody | TokenizeBody, bundle: LoadedBundle) -> list[int
     if tokenizer.chat_template is None:
         raise invalid("messages", "this model has no chat template: use /v1/completions and write the whole prompt")
     try:
-        prompt = render_chat(
+        return render_chat(
             tokenizer.chat_template,
-            [_flat(message, index) for index, message in enumerate(body.messages or ())],
+            template_messages(body.messages or ()),
             add_generation_prompt=body.add_generation_prompt is not False,
             bos_token=tokenizer.bos_token,
             eos_token=tokenizer.eos_token,
+            tools=body.offered_tools,
             **variables,
         )
+    except RequestError as error:
+        raise invalid("messages", str(error)) from None
+
+
+def _encoded(prompt: str, body: ChatBody | TokenizeBody, bundle: LoadedBundle) -> list[int]:
+    try:
         # The template writes special tokens itself.
         return bundle.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
     except RequestError as error:
         raise invalid("messages", str(error)) from None
 
 
-def _flat(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Content in parts becomes one text, which is what templates of text models read."""
-    if not isinstance(message.get("role"), str):
-        raise invalid("messages", f"messages[{index}].role is {reprlib.repr(message.get('role'))}: it must be a string")
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return dict(message)
-    if not isinstance(content, list):
-        raise invalid("messages", f"messages[{index}].content is {reprlib.repr(content)}: give a text, or text parts")
-    return {**message, "content": "\n".join(_texts(content, index))}
-
-
-def _texts(parts: Sequence[Any], index: int) -> list[str]:
-    texts = []
-    for part in parts:
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-        if not isinstance(text, str):
-            raise invalid("messages", f"messages[{index}].content has {reprlib.repr(part)}: only text is understood")
-        texts.append(text)
-    return texts
+def _check_tools(body: ChatBody, model: Model) -> None:
+    if not body.offered_tools:
+        return
+    template = model.bundle.tokenizer.chat_template
+    if template is not None and "tools" not in template:
+        raise invalid("tools", "tools are given, and this model's chat template has no place for them: leave them out")
+    if model.answers.tools is None:
+        known = ", ".join(TOOL_FORMATS)
+        raise invalid(
+            "tools",
+            "tools are given, and the server does not know how this model writes calls: it must be started with "
+            f"--tool-call-parser ({known}); or leave tools out",
+        )

@@ -7,6 +7,7 @@ from typing import cast
 
 from graphspec.errors import RequestError
 
+from ..answer import Generation
 from ..generate import LoadedBundle
 from .errors import invalid
 from .job import Job, Object, make_job
@@ -22,15 +23,28 @@ class TextForm:
 
     id_prefix = "cmpl-"
     object_name = chunk_name = "text_completion"
+    shown_special_tokens: tuple[str, ...] = ()
 
-    def choice(self, text: str) -> Object:
+    def writer(self) -> TextForm:
+        return self  # nothing to remember
+
+    def whole(self, text: str) -> Object:
         return {"text": text}
 
     def opening(self) -> Object | None:
         return None
 
-    def delta(self, text: str) -> Object:
-        return {"text": text}
+    def deltas(self, text: str, *, last: bool) -> list[Object]:  # noqa: ARG002
+        return [{"text": text}] if text else []
+
+    def empty(self) -> Object:
+        return {"text": ""}
+
+    def finish_reason(self, reason: str) -> str:
+        return reason
+
+    def num_reasoning_tokens(self, _: Generation) -> int:
+        return 0
 
 
 def completion_job(body: CompletionBody, bundle: LoadedBundle, model: str) -> Job:

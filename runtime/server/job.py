@@ -20,6 +20,30 @@ Object = dict[str, Any]
 """JSON."""
 
 
+class Writer(Protocol):
+    """Writes down one choice: whole, or as its text comes."""
+
+    def whole(self, text: str) -> Object:
+        """All of it, in a response."""
+        ...
+
+    def opening(self) -> Object | None:
+        """Of a stream, before anything else of the choice."""
+        ...
+
+    def deltas(self, text: str, *, last: bool) -> list[Object]:
+        """What this text adds to a choice of a stream; nothing yet, if it may be the start of something else."""
+        ...
+
+    def empty(self) -> Object:
+        """A delta that adds nothing."""
+        ...
+
+    def finish_reason(self, reason: str) -> str:
+        """Why it ended, when all is written."""
+        ...
+
+
 class Form(Protocol):
     """How an endpoint writes its answers."""
 
@@ -27,16 +51,17 @@ class Form(Protocol):
     object_name: str
     chunk_name: str
 
-    def choice(self, text: str) -> Object:
-        """A whole answer's part of its choice."""
+    @property
+    def shown_special_tokens(self) -> tuple[str, ...]:
+        """Special tokens that are text in the answers."""
         ...
 
-    def opening(self) -> Object | None:
-        """Of a stream, before anything else of the choice."""
+    def writer(self) -> Writer:
+        """For one choice."""
         ...
 
-    def delta(self, text: str) -> Object:
-        """Text added to a choice of a stream."""
+    def num_reasoning_tokens(self, generation: Generation) -> int:
+        """Those of the answer that its reader is told as reasoning."""
         ...
 
 
@@ -89,7 +114,7 @@ class Job:
         first_choices = generations[:: self.body.num_choices]  # a prompt counts once, however many answers it has
         usage["prompt_tokens_details"] = {"cached_tokens": sum(one.num_cached_tokens for one in first_choices)}
         usage["completion_tokens_details"] = {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": sum(map(self.form.num_reasoning_tokens, generations)),
             "audio_tokens": 0,
             "accepted_prediction_tokens": total.accepted,
             "rejected_prediction_tokens": total.drafted - total.accepted,
@@ -105,8 +130,10 @@ class Job:
         }
 
     def _choice(self, index: int, generation: Generation) -> Object:
-        choice: Object = {"index": index} | self.form.choice(self.echo(index) + generation.text)
-        choice |= {"logprobs": None, "finish_reason": generation.finish_reason}
+        writer = self.form.writer()
+        choice: Object = {"index": index} | writer.whole(self.echo(index) + generation.text)
+        choice |= {"logprobs": None, "finish_reason": writer.finish_reason(generation.finish_reason)}
+        choice |= {"stop_reason": generation.stop_reason}
         if self.body.return_token_ids:
             prompt = self.prompts[index // self.body.num_choices]
             choice |= {"prompt_token_ids": list(prompt), "token_ids": list(generation.token_ids)}
@@ -135,7 +162,9 @@ def make_job(
         _check_room(len(prompt), body, limit, param)
         asked = body.limit[1]
         count = asked if asked is not None else min(default_max_tokens or room, room)
-        each = body.sampling(max_tokens=count, default_temperature=0.0 if greedy_only else 1.0)
+        each = body.sampling(
+            max_tokens=count, default_temperature=0.0 if greedy_only else 1.0, shown=form.shown_special_tokens
+        )
         request = GenerationRequest(prompt=tuple(prompt), params=each[0], speculative=body.speculative is not False)
         requests += [replace(request, params=params) for params in each]
     return Job(

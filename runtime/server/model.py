@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..acceptance import AcceptanceStatistics
+from ..answer_format import AnswerFormat
 from ..generate import LoadedBundle
 from ..loop import BatchReport
 from ..scheduler import Scheduler
@@ -21,6 +22,8 @@ class Model:
 
     bundle: LoadedBundle
     scheduler: Scheduler
+    answers: AnswerFormat = field(default_factory=AnswerFormat)
+    """How it marks calls and reasoning in chats."""
 
 
 def start(
@@ -30,10 +33,11 @@ def start(
     max_queue_size: int = 256,
     overlap: bool = True,
     width: int | None = None,
+    answers: AnswerFormat | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Model:
-    """Starts the bundle's scheduler. `say` gets a line about its steps now and then, from the scheduler's thread.
-    Raises RequestError for a width that is not in the bundle."""
+    """Starts the bundle's scheduler. `answers`: None is what the chat template says. `say` gets a line about its
+    steps now and then, from the scheduler's thread. Raises RequestError for a width that is not in the bundle."""
     log = BatchLog(say)
 
     def stepped(report: BatchReport) -> None:
@@ -41,7 +45,11 @@ def start(
         log.take(report, scheduler.num_running, scheduler.num_waiting)
 
     scheduler = Scheduler(bundle, max_queue_size=max_queue_size, overlap=overlap, width=width, on_batch=stepped)
-    return Model(bundle=bundle, scheduler=scheduler)
+    return Model(
+        bundle=bundle,
+        scheduler=scheduler,
+        answers=AnswerFormat.of(bundle.tokenizer.chat_template) if answers is None else answers,
+    )
 
 
 class BatchLog:

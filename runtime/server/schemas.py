@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NoReturn, Required, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from graphspec.errors import RequestError
 
@@ -32,6 +33,31 @@ class Body(BaseModel):
 
     # JSON has types of its own: no "5" for 5, no true for 1.
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class Function(TypedDict, total=False):
+    """What a tool is; templates may read more than this."""
+
+    name: Required[Annotated[str, Field(min_length=1)]]
+    description: str | None
+    parameters: dict[str, Any] | None
+    """A JSON schema."""
+
+
+class Tool(TypedDict):
+    """What the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+def _as_given(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Checked, and to the letter: the template prints it."""
+    check(value)
+    return value
+
+
+Tools = Annotated[list[Tool] | None, WrapValidator(_as_given)]
 
 
 class StreamOptions(Body):
@@ -57,6 +83,7 @@ class GenerationBody(Body):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     speculative: bool | None = None
@@ -74,7 +101,9 @@ class GenerationBody(Body):
         """Tokens an answer may have, after the name of the field that says it."""
         return "max_tokens", self.max_tokens
 
-    def sampling(self, *, max_tokens: int, default_temperature: float) -> list[SamplingParams]:
+    def sampling(
+        self, *, max_tokens: int, default_temperature: float, shown: tuple[str, ...] = ()
+    ) -> list[SamplingParams]:
         """One for each choice: with a seed, choice i has the i-th after it."""
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if len(stops) > MAX_STOPS or sum(map(len, stops)) > MAX_STOP_TEXT:
@@ -93,6 +122,8 @@ class GenerationBody(Body):
                     stop_token_ids=tuple(self.stop_token_ids or ()),
                     ignore_eos=bool(self.ignore_eos),
                     include_stop_str_in_output=bool(self.include_stop_str_in_output),
+                    skip_special_tokens=self.skip_special_tokens is not False,
+                    shown_special_tokens=shown,
                 )
                 for choice in range(self.num_choices)
             ]
@@ -117,8 +148,18 @@ class ChatBody(GenerationBody):
 
     messages: list[dict[str, Any]] | None = None
     max_completion_tokens: int | None = Field(default=None, ge=0)
+    tools: Tools = None
+    tool_choice: Literal["none", "auto"] | None = None
+    """Nothing else can be honoured: that a call comes would need a grammar."""
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def offered_tools(self) -> list[Tool] | None:
+        """What the model is told of; None: nothing."""
+        return None if self.tool_choice == "none" else self.tools or None
 
     @property
     def limit(self) -> tuple[str, int | None]:
@@ -136,7 +177,13 @@ class TokenizeBody(Body):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools = None
     return_token_strs: bool | None = None
+
+    @property
+    def offered_tools(self) -> list[Tool] | None:
+        """What the model is told of; None: nothing."""
+        return self.tools or None
 
 
 class DetokenizeBody(Body):
@@ -156,7 +203,6 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "frequency_penalty": _only(0),
     "repetition_penalty": _only(1),
     "length_penalty": _only(1),
-    "skip_special_tokens": _only(True),
     "logprobs": lambda value: value is False,  # 0 asks for those of the tokens themselves
     "response_format": lambda value: isinstance(value, dict) and value.get("type") == "text",
     "modalities": _only(["text"], []),
@@ -195,8 +241,6 @@ def _refuse(raw: Mapping[str, Any], body: GenerationBody) -> None:
     for name, harmless in _REFUSED.items():
         if raw.get(name) is not None and not harmless(raw[name]):
             raise invalid(name, f"{name} is {reprlib.repr(raw[name])}: this server cannot honour it; leave it out")
-    if raw.get("tools") and raw.get("tool_choice") != "none":
-        raise invalid("tools", "tools are given: this server cannot call tools; leave them out")
     best_of = raw.get("best_of")
     if best_of is not None and best_of != body.num_choices:
         raise invalid("best_of", f"best_of is {reprlib.repr(best_of)}: it must be n ({body.num_choices}), or left out")
@@ -207,9 +251,16 @@ def _refuse(raw: Mapping[str, Any], body: GenerationBody) -> None:
 def _first(error: ValidationError) -> ApiError:
     """Of several things wrong with one field (a text or a list …), all; of several fields, the first."""
     details = error.errors(include_url=False, include_input=False, include_context=False)
-    param = str(details[0]["loc"][0]) if details[0]["loc"] else None
-    said = dict.fromkeys(detail["msg"] for detail in details if detail["loc"][:1] == details[0]["loc"][:1])
-    return invalid(param, f"{param}: {'; or '.join(list(said)[:4])}")
+    place = details[0]["loc"]
+    param = str(place[0]) if place else None
+    said = dict.fromkeys(detail["msg"] for detail in details if detail["loc"][:1] == place[:1])
+    return invalid(param, f"{_path(place)}: {'; or '.join(list(said)[:4])}")
+
+
+def _path(place: Sequence[int | str]) -> str:
+    """Such as tools[0].function.name. What alternative of a field was tried is no part of it."""
+    inside = place[1:] if len(place) > 1 and isinstance(place[1], int) else ()
+    return "".join([*map(str, place[:1]), *(f"[{key}]" if isinstance(key, int) else f".{key}" for key in inside)])
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -16,7 +16,7 @@ from graphspec.errors import GraphspecError
 from ..answer import Generation, Piece
 from .answers import Answers, abandoned_on_disconnect
 from .errors import as_api_error
-from .job import Job, Object
+from .job import Job, Object, Writer
 
 log = logging.getLogger(__name__)
 
@@ -75,28 +75,28 @@ class _Stream:
         options = job.body.stream_options
         self.include_usage = options is not None and bool(options.include_usage)
         self._continuous = options is not None and bool(options.continuous_usage_stats)
-        self._opened = set[int]()
+        self._writers = dict[int, Writer]()
         self._num_tokens = 0
         self._generations: list[Generation] = []
 
     def chunks(self, index: int, piece: Piece) -> list[Object]:
         """The first piece of a choice opens it, and the last one closes it."""
-        form, text, first = self._job.form, piece.text, index not in self._opened
+        text, ended, first = piece.text, piece.generation, index not in self._writers
         self._num_tokens += len(piece.token_ids)
-        choices = list[Object]()
         if first:
-            self._opened.add(index)
+            self._writers[index] = self._job.form.writer()
             text = self._job.echo(index) + text
-            if (opening := form.opening()) is not None:
-                choices.append(opening)
-        ended = piece.generation
-        if text or ended is None:
-            choices.append(form.delta(text) | self._ids(index, piece, first=first))
+        writer = self._writers[index]
+        choices = writer.deltas(text, last=ended is not None)
         if ended is not None:
             self._generations.append(ended)
-            choices.append(form.delta("") | {"finish_reason": ended.finish_reason})
-            if not text:
-                choices[-1] |= self._ids(index, piece, first=first)
+            reason = {"finish_reason": writer.finish_reason(ended.finish_reason), "stop_reason": ended.stop_reason}
+            choices.append(writer.empty() | reason)
+        elif not choices:
+            choices.append(writer.empty())  # a step took place, which is what benchmarks time
+        choices[0] |= self._ids(index, piece, first=first)
+        if first and (opening := writer.opening()) is not None:
+            choices.insert(0, opening)
         return [self._chunk([{"index": index, "logprobs": None, "finish_reason": None} | one]) for one in choices]
 
     def account(self) -> Object:

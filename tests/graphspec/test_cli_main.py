@@ -33,6 +33,7 @@ OPTIONS = {
     "--draft-intermediate-size --depth --epochs --batch-size --learning-rate --max-new-tokens --max-length "
     "--held-out-share --measured-prompts --rows --workers --threads --overwrite",
     "run": "BUNDLE --host --port --api-key --served-model-name --max-batch-size --max-queue-size --drain-seconds "
+    "--tool-call-parser --enable-auto-tool-choice --reasoning-parser "
     "--width --no-overlap --threads --no-verify --require-signature",
     "inspect": "BUNDLE --json",
     "verify": "BUNDLE --require-signature",

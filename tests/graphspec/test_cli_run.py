@@ -51,6 +51,7 @@ def test_it_says_what_it_serves_answers_and_ends_at_sigterm(bundle: Path) -> Non
         assert told["backend"].startswith("onnxruntime ")
         assert told["widths"] == "0, 3; 3 in use\n"
         assert told["capacity"] == "2 requests of 96 tokens\n"
+        assert told["parsers"] == "tool calls: none; reasoning: none\n"
         for name in ("tiny", "other"):
             answer = post(f"{url}/v1/completions", {"model": name, "prompt": "abcabc", "max_tokens": 20, "seed": 1})
             assert answer["model"] == name
@@ -91,6 +92,9 @@ def test_sigterm_lets_a_running_answer_end_and_ctrl_c_twice_does_not(bundle: Pat
         (["--max-batch-size", "1000"], "max"),
         (["--require-signature", "missing.pub"], "missing.pub"),
         (["--host", "nowhere.invalid"], "cannot listen on nowhere.invalid"),
+        (["--tool-call-parser", "mistral"], "'mistral': use hermes, llama3_json, pythonic or none"),
+        (["--reasoning-parser", "granite"], "'granite'"),
+        (["--enable-auto-tool-choice"], "--tool-call-parser"),
     ],
 )
 def test_what_cannot_be_served_is_told_in_a_line(bundle: Path, run: Command, options: list[str], said: str) -> None:

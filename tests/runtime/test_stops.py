@@ -278,3 +278,39 @@ def test_the_rules_of_a_request_are_its_parameters_and_the_room_there_is() -> No
     assert StopRules.of(params, eos_token_ids=(), room=3).max_new_tokens == 3
     assert StopRules.of(SamplingParams(), eos_token_ids=(), room=50).max_new_tokens == 50
     assert rules.ending_token_ids == {4}
+
+
+@pytest.mark.parametrize(
+    ("rules", "pieces", "reason"),
+    [
+        ({"eos_token_ids": (EOS,)}, ["a", "</s>"], None),
+        ({"eos_token_ids": (EOS,), "stop_token_ids": (STOP,)}, ["a", "<stop>"], STOP),
+        ({"eos_token_ids": (EOS,), "stop_token_ids": (EOS,), "ignore_eos": True}, ["</s>"], EOS),
+        ({"stop": ("bc", "x")}, ["a", "b", "c"], "bc"),
+        ({"max_new_tokens": 1}, ["a"], None),
+        ({}, ["a"], None),
+    ],
+)
+def test_what_the_caller_named_is_told_when_it_stops(rules: Any, pieces: list[str], reason: str | int | None) -> None:
+    followed = tracker(**rules)
+    followed.push(ids(*pieces))
+    assert followed.stop_reason == reason
+
+
+@settings(max_examples=100, deadline=None)
+@given(token_ids=st.lists(st.integers(2, BYTES + 255), max_size=12), limit=st.integers(1, 12))
+def test_text_ends_are_where_the_text_was_after_each_token(token_ids: list[int], limit: int) -> None:
+    followed = tracker(max_new_tokens=limit)
+    followed.push(token_ids)
+    detokenizer, lengths, text = IncrementalDetokenizer(tokenizer()), list[int](), ""
+    for count, token_id in enumerate(token_ids[:limit], start=1):
+        text += detokenizer.push([token_id]) + (detokenizer.finish() if count == limit else "")
+        lengths.append(len(text))
+    assert followed.text_ends == lengths
+
+
+def test_text_ends_never_go_back_at_a_stop_string() -> None:
+    followed = tracker(stop=("bc",))
+    followed.push(ids("a", "ab", "c"))
+    assert followed.text == "aa"
+    assert followed.text_ends == [1, 3, 4]

@@ -135,7 +135,7 @@ def test_after_a_prompt_the_pieces_are_what_the_tokens_add_to_it(
     before = tokenizer.decode(prompt).rstrip(REPLACEMENT)
     after = tokenizer.decode(prompt + token_ids)
     added = "".join(pieces) + detokenizer.finish()
-    assert added == after[len(before) :] if tokenizer.visible(token_ids) else added == ""
+    assert added == after[len(before) :] if tokenizer.visible(token_ids, tokenizer.hidden()) else added == ""
 
 
 @pytest.mark.parametrize("builder", BUILDERS)
@@ -240,6 +240,17 @@ def test_special_tokens_are_added_only_when_asked() -> None:
     assert tokenizer.encode("ab", add_special_tokens=True) == [0, *plain]
     assert tokenizer.decode([0, *plain]) == "ab"
     assert tokenizer.decode([0, *plain], skip_special_tokens=False) == "<s>ab"
+
+
+def test_a_special_token_that_is_named_is_text() -> None:
+    raw = trained_byte_level()
+    raw.add_special_tokens(["<|python_tag|>", "<|eom|>"])
+    tokenizer = Tokenizer({"tokenizer.json": raw.to_str().encode()})
+    token_ids = tokenizer.encode("<|python_tag|>世<|eom|>ab", add_special_tokens=False)
+    for shown, text in (((), "世ab"), (("<|python_tag|>", "<no token>"), "<|python_tag|>世ab")):
+        detokenizer = IncrementalDetokenizer(tokenizer, shown=shown)
+        pieces = [detokenizer.push([token_id]) for token_id in token_ids]
+        assert "".join(pieces) + detokenizer.finish() == text
 
 
 def test_truncation_and_padding_left_in_the_file_are_ignored() -> None:

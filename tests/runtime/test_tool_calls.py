@@ -34,16 +34,16 @@ CASES: list[tuple[str, str, list[Part]]] = [
     ("hermes", "<tool_call>nonsense</tool_call>", [Content("<tool_call>nonsense</tool_call>")]),
     ("hermes", "a <tool_", [Content("a <tool_")]),
     ("hermes", " \n", [Content(" \n")]),
-    ("llama3", '{"name": "f", "parameters": {"a": 1}}', [call("f", a=1)]),
-    ("llama3", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', [call("f", a=1)]),
+    ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', [call("f", a=1)]),
+    ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', [call("f", a=1)]),
     (
-        "llama3",
+        "llama3_json",
         '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"b": "}"}}',
         [call("f"), call("g", b="}")],
     ),
-    ("llama3", '{"answer": 42}', [Content('{"answer": 42}')]),
-    ("llama3", '{"name": "f", "param', [Content('{"name": "f", "param')]),
-    ("llama3", "No {braces}", [Content("No {braces}")]),
+    ("llama3_json", '{"answer": 42}', [Content('{"answer": 42}')]),
+    ("llama3_json", '{"name": "f", "param', [Content('{"name": "f", "param')]),
+    ("llama3_json", "No {braces}", [Content("No {braces}")]),
     (
         "pythonic",
         '[f(a=1, b="x, y"), g.h(c=[1, 2])]',
@@ -54,6 +54,20 @@ CASES: list[tuple[str, str, list[Part]]] = [
     ("pythonic", "[f(a=open('x'))]", [Content("[f(a=open('x'))]")]),
     ("pythonic", "[]", [Content("[]")]),
     ("pythonic", "Well.", [Content("Well.")]),
+    ("pythonic", "[f(a=true, b=[null])]", [call("f", a=True, b=[None])]),
+    ("pythonic", r"[f(a='\d')]", [call("f", a="\\d")]),
+    ("pythonic", "[f(a=1e999)]", [Content("[f(a=1e999)]")]),
+    ("pythonic", "[f(a={1, 2})]", [Content("[f(a={1, 2})]")]),
+    ("pythonic", "[(lambda: 1)(a=1)]", [Content("[(lambda: 1)(a=1)]")]),
+    ("pythonic", "[f(a=1), 2]", [Content("[f(a=1), 2]")]),
+    ("pythonic", "[" * 5000, [Content("[" * 5000)]),
+    ("llama3_json", '{"name": "Bob", "age": 5}', [Content('{"name": "Bob", "age": 5}')]),
+    ("llama3_json", '{"a":' * 5000, [Content('{"a":' * 5000)]),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
+        [Content('<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>')],
+    ),
 ]
 
 
@@ -79,6 +93,16 @@ def test_an_answer_is_calls_and_content(form: str, text: str, expected: list[Par
 def test_reasoning_is_split_off(text: str, thinking: bool, expected: list[Part]) -> None:
     for pieces in ([text], list(text)):
         assert parsed(ReasoningParser(tool_parser("hermes"), thinking=thinking), pieces) == expected
+
+
+@pytest.mark.parametrize("text", ["<think>ab</think>c<think>d</think>", "a<think>b", "<think></think>", "abc"])
+@pytest.mark.parametrize("thinking", [False, True])
+def test_the_places_of_reasoning_are_told(text: str, thinking: bool) -> None:
+    for pieces in ([text], list(text)):
+        parser = ReasoningParser(PlainParser(), thinking=thinking)
+        parts = parsed(parser, pieces)
+        told = "".join(text[start:end] for start, end in parser.spans)
+        assert told == "".join(part.text for part in parts if isinstance(part, Reasoning))
 
 
 PARSERS: list[Callable[[], Parser]] = [

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from graphspec.errors import GraphspecError
 from graphspec.runtime.acceptance import AcceptanceStatistics
 from graphspec.runtime.answer import Generation, Piece
 from graphspec.runtime.scheduler import GenerationRequest, QueueFullError
+from graphspec.runtime.stops import FinishReason
 
 
 @dataclass(slots=True)
@@ -37,6 +38,23 @@ class FakeTicket:
             acceptance=AcceptanceStatistics(),
         )
         self.give(Piece(index=0, text=text, token_ids=ids, generation=whole if last else None))
+
+    def give_answer(self, pieces: Sequence[str], finish_reason: FinishReason = "stop") -> None:
+        """A whole answer, one token for each character."""
+        text = "".join(pieces)
+        ids = tuple(map(ord, text))
+        whole = Generation(
+            text=text,
+            token_ids=ids,
+            finish_reason=finish_reason,
+            text_ends=tuple(range(1, len(ids) + 1)),
+            num_prompt_tokens=len(self.request.prompt),
+            seed=0,
+            acceptance=AcceptanceStatistics(),
+        )
+        for piece in pieces:
+            self.give(Piece(index=0, text=piece, token_ids=tuple(map(ord, piece))))
+        self.give(Piece(index=0, text="", token_ids=(), generation=whole))
 
 
 class FakeScheduler:
@@ -67,3 +85,18 @@ class FakeScheduler:
             assert time.monotonic() < end
             time.sleep(0.005)
         return self.tickets
+
+
+class ScriptedScheduler(FakeScheduler):
+    """Every request is answered at once with these pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: Sequence[str] = ()
+        self.finish_reason: FinishReason = "stop"
+        self.may_close.set()
+
+    def submit(self, request: GenerationRequest, on_piece: Callable[[Piece | GraphspecError], None]) -> FakeTicket:
+        ticket = super().submit(request, on_piece)
+        ticket.give_answer(self.pieces, self.finish_reason)
+        return ticket
