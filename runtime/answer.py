@@ -94,7 +94,10 @@ class Answer:
         return self._piece()
 
     def _piece(self) -> list[Piece]:
-        text, cut = self.tracker.take_text(), self.tracker.cut
+        cut, num_new = self.tracker.cut, len(self.token_ids) - self._num_streamed
+        if cut is None and self._num_streamed and num_new < self.params.stream_interval:
+            return []
+        text = self.tracker.take_text()
         if not text and cut is None:
             return []
         generation = None

@@ -39,6 +39,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     shown_special_tokens: tuple[str, ...] = ()
     """Those that are text all the same: what calls of tools are written in."""
+    stream_interval: int = 1
+    """Tokens in a piece at least, but for the first and the last."""
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
@@ -57,6 +59,7 @@ class SamplingParams:
         # A list is what JSON and most callers have; a tuple keeps the parameters hashable.
         object.__setattr__(self, "stop", _checked_strings("stop", self.stop))
         object.__setattr__(self, "stop_token_ids", _checked_ids("stop_token_ids", self.stop_token_ids))
+        _check_integer("stream_interval", self.stream_interval, 1, MAX_COUNT)
         _check_flag("ignore_eos", self.ignore_eos)
         _check_flag("include_stop_str_in_output", self.include_stop_str_in_output)
         _check_flag("skip_special_tokens", self.skip_special_tokens)

@@ -1,9 +1,9 @@
-"""Prometheus metrics, each under our name and under vLLM's, which tools look for."""
+"""Prometheus metrics, each under our name, under vLLM's, and some under SGLang's: tools look for those."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -16,6 +16,17 @@ from ..loop import BatchReport
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _PREFIX, _ALIAS = "graphspec:", "vllm:"
+_SGLANG: Mapping[str, Mapping[str, int]] = {
+    "num_requests_running": {"num_running_reqs": 0},
+    "num_requests_waiting": {"num_queue_reqs": 0},
+    "prompt_tokens": {"prompt_tokens": 0},
+    "generation_tokens": {"generation_tokens": 0},
+    "spec_decode_num_drafts": {"spec_verify_calls": 0},
+    "spec_decode_mean_accepted_length": {"spec_accept_length": 1},
+    "spec_decode_draft_acceptance_rate": {"spec_accept_rate": 0},
+    "spec_decode_width": {"spec_num_steps": 0, "spec_num_draft_tokens": 1},
+}
+"""Its names for ours, and what is more in its count: the target's own token."""
 
 
 @dataclass(slots=True)
@@ -50,6 +61,7 @@ class Metrics:
         )
         self._length = Gauge(_PREFIX + "spec_decode_mean_accepted_length", "Drafts accepted a pass.", registry=own)
         self._rate = Gauge(_PREFIX + "spec_decode_draft_acceptance_rate", "Drafts accepted of all.", registry=own)
+        self._width = Gauge(_PREFIX + "spec_decode_width", "Drafts verified in the newest pass.", registry=own)
         self._totals = [0, 0, 0]
         self._first_token = seconds("time_to_first_token", "From submission to the first piece.")
         self._between = seconds("inter_token_latency", "From piece to piece, divided by the tokens in the piece.")
@@ -102,6 +114,7 @@ class Metrics:
         for counter, count in zip((self._drafts, self._draft_tokens, self._accepted), counts, strict=True):
             counter.inc(count)
         self._totals = [total + count for total, count in zip(self._totals, counts, strict=True)]
+        self._width.set(report.width)
         passes, drafted, accepted = self._totals
         self._length.set(accepted / passes if passes else 0.0)
         self._rate.set(accepted / drafted if drafted else 0.0)
@@ -110,7 +123,7 @@ class Metrics:
 
 
 class _Renamed(Collector):
-    """Each metric as it is, and as vLLM names it, with the label that its dashboards select by."""
+    """Each metric as it is, and as others name it, with the label that their dashboards select by."""
 
     def __init__(self, source: CollectorRegistry, model: str) -> None:
         self._source, self._model = source, model
@@ -118,8 +131,13 @@ class _Renamed(Collector):
     def collect(self) -> Iterable[Metric]:
         for metric in self._source.collect():
             yield metric
-            alias = Metric(metric.name.replace(_PREFIX, _ALIAS, 1), metric.documentation, metric.type, metric.unit)
-            for sample in metric.samples:
-                labels = {"model_name": self._model, **sample.labels}
-                alias.add_sample(sample.name.replace(_PREFIX, _ALIAS, 1), labels, sample.value, sample.timestamp)
-            yield alias
+            yield self._alias(metric, metric.name.replace(_PREFIX, _ALIAS, 1))
+            for name, more in _SGLANG.get(metric.name.removeprefix(_PREFIX), {}).items():
+                yield self._alias(metric, f"sglang:{name}", more)
+
+    def _alias(self, metric: Metric, name: str, more: int = 0) -> Metric:
+        alias = Metric(name, metric.documentation, metric.type, metric.unit)
+        for sample in metric.samples:
+            labels = {"model_name": self._model, **sample.labels}
+            alias.add_sample(sample.name.replace(metric.name, name, 1), labels, sample.value + more, sample.timestamp)
+        return alias

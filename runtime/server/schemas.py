@@ -90,6 +90,8 @@ class GenerationBody(Body):
     """False: every token by itself, without drafts; the text is the same."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: int | None = None
+    """Tokens in a chunk at least, but for the first and the last; a step may give several anyway."""
 
     @property
     def num_choices(self) -> int:
@@ -124,6 +126,7 @@ class GenerationBody(Body):
                     include_stop_str_in_output=bool(self.include_stop_str_in_output),
                     skip_special_tokens=self.skip_special_tokens is not False,
                     shown_special_tokens=shown,
+                    stream_interval=1 if self.stream_interval is None else self.stream_interval,
                 )
                 for choice in range(self.num_choices)
             ]

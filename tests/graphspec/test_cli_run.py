@@ -105,6 +105,31 @@ def test_what_cannot_be_served_is_told_in_a_line(bundle: Path, run: Command, opt
     assert said in line
 
 
+@pytest.mark.parametrize("option", ["--threads", "--max-batch-size", "--max-queue-size"])
+def test_none_at_all_is_a_mistake_of_usage(bundle: Path, run: Command, option: str) -> None:
+    result = run("run", bundle, option, "0")
+    assert result.status == 2
+    assert option in result.errors[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ([], True),
+        (["--host", "0.0.0.0"], True),
+        (["--host", "localhost"], False),
+        (["--host", "127.0.0.1"], False),
+        (["--host", "::1"], False),
+        (["--api-key", "secret"], False),
+    ],
+)
+def test_a_server_that_is_open_to_all_says_so(
+    tmp_path: Path, run: Command, caplog: pytest.LogCaptureFixture, options: list[str], warned: bool
+) -> None:
+    run("run", tmp_path / "nothing", "--port", "0", *options)
+    assert any("without --api-key" in line for line in caplog.messages) == warned
+
+
 def test_a_folder_that_is_no_bundle_is_told_in_a_line(tmp_path: Path, run: Command) -> None:
     result = run("run", tmp_path / "nothing", "--port", "0")
     (line,) = result.errors

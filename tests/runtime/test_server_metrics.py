@@ -65,6 +65,22 @@ def test_counters_are_those_of_the_answers(served: Served, pairs: Pairs, prefix:
     assert after[f"{prefix}:num_requests_running"] == after[f"{prefix}:num_requests_waiting"] == 0
 
 
+def test_sglangs_dashboards_find_their_names(served: Served) -> None:
+    served.post("/v1/completions", {"prompt": "abc", "temperature": 0})
+    told = samples(served)
+    for theirs, ours in (
+        ("num_running_reqs", "num_requests_running"),
+        ("num_queue_reqs", "num_requests_waiting"),
+        ("prompt_tokens_total", "prompt_tokens_total"),
+        ("generation_tokens_total", "generation_tokens_total"),
+        ("spec_verify_calls_total", "spec_decode_num_drafts_total"),
+        ("spec_accept_rate", "spec_decode_draft_acceptance_rate"),
+    ):
+        assert told[f"sglang:{theirs}"] == told[f"graphspec:{ours}"]
+    assert told["sglang:spec_accept_length"] == 1 + told["graphspec:spec_decode_mean_accepted_length"]
+    assert (told["sglang:spec_num_steps"], told["sglang:spec_num_draft_tokens"]) == (3, 4)
+
+
 def test_what_vllm_bench_reads_begins_its_line(served: Served) -> None:
     served.post("/v1/completions", {"prompt": "abc"})
     lines = [line for line in served.get("/metrics").text.splitlines() if line.startswith("vllm:spec_decode")]

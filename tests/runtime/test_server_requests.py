@@ -59,6 +59,7 @@ BOTH: list[tuple[dict[str, Any], str | None]] = [
     ({"stop_token_ids": [-1]}, "stop_token_ids"),
     ({"stop_token_ids": [10**6]}, "stop_token_ids"),
     ({"ignore_eos": "yes"}, "ignore_eos"),
+    ({"stream_interval": 0}, "stream_interval"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": "all"}, "stream_options"),
     ({"presence_penalty": 0.5}, "presence_penalty"),

@@ -81,6 +81,30 @@ def test_continuous_usage_counts_the_tokens_so_far(served: Served) -> None:
     assert last["usage"]["completion_tokens"] == counted == 12
 
 
+def test_chunks_have_as_many_tokens_as_are_asked_for(served: Served) -> None:
+    asked = {"max_tokens": 40, "speculative": False, "return_token_ids": True}
+    each = chunks(served, TEXT, **asked)
+    events = chunks(served, TEXT, **asked, stream_interval=8)
+    counts = [len(event["choices"][0].get("token_ids", ())) for event in events]
+    assert counts == [1, 8, 8, 8, 8, 7, 0]
+    assert ["".join(event["choices"][0]["text"] for event in one) for one in (each, events)] == [
+        "".join(event["choices"][0]["text"] for event in each)
+    ] * 2
+
+
+def test_why_it_stopped_is_told(served: Served) -> None:
+    (whole,) = served.post(TEXT, {"prompt": "abc", "max_tokens": 12, "temperature": 0}).json["choices"]
+    assert (whole["finish_reason"], whole["stop_reason"]) == ("length", None)
+    asked = {"temperature": 0, "max_tokens": 12, "stop": [whole["text"][5]]}
+    *_, last = chunks(served, TEXT, **asked)
+    assert (last["choices"][0]["finish_reason"], last["choices"][0]["stop_reason"]) == ("stop", whole["text"][5])
+    (token,) = served.post("/tokenize", {"prompt": whole["text"][5]}).json["tokens"]
+    (choice,) = served.post(
+        TEXT, {"prompt": "abc", "max_tokens": 12, "temperature": 0, "stop_token_ids": [token]}
+    ).json["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", token)
+
+
 def test_events_are_ascii_so_that_no_client_splits_them(served: Served) -> None:
     reply = served.post(TEXT, {"prompt": "abc", **ASKED, "max_tokens": 100, "temperature": 2.0})
     assert reply.text.isascii()
