@@ -24,7 +24,7 @@ class Generation:
     """Generated tokens, an ending EOS or stop token included."""
     finish_reason: FinishReason
     stop_reason: str | int | None = None
-    """The stop string or stop token that ended it; None for EOS, and for "length"."""
+    """The stop string or stop token that ended it; None for EOS, and for "length", but "timeout" at a deadline."""
     text_ends: tuple[int, ...] = ()
     """Length of the text, in characters, when each token had come; a stop string still to be cut counts."""
     num_prompt_tokens: int
@@ -89,8 +89,9 @@ class Answer:
             self.acceptance.add(min(accepted, kept), width, committed=kept)
         return self._piece()
 
-    def end(self) -> list[Piece]:
-        """The piece of an answer that ends before its first step: max_new_tokens 0."""
+    def end(self, matched: str | None = None) -> list[Piece]:
+        """Ends it here, of length → the last piece. `matched`: why, if not for max_new_tokens 0."""
+        self.tracker.end(matched)
         return self._piece()
 
     def _piece(self) -> list[Piece]:

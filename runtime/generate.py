@@ -23,8 +23,9 @@ from .answer import Answer, Generation, Piece, new_answer
 from .chat import render_chat
 from .engine import Engine
 from .loading import open_engine
-from .loop import PREFILL_CHUNK, Loop, Policy, Row
+from .loop import Loop, Policy
 from .requests import check_count, checked_params, checked_prompts
+from .rows import PREFILL_CHUNK, Row
 from .sampling import SamplingParams
 from .text import Tokenizer
 

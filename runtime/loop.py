@@ -1,6 +1,7 @@
 """Continuous batching over one engine: requests come and go while steps run.
 
     add ─▶ queue ─▶ admit: slot ─▶ turn: prompt in chunks, steps ─▶ pieces to the caller
+    waiting ─────── queue ──────── prefill ───── first token ───── decode ───── end
 
 A turn launches prompt chunks and one step of every row that has its prompt. With overlap it then reads what the turn
 before launched: the device never waits for the host (design §7). A row's end is known one step late then; the step
@@ -9,33 +10,26 @@ it was in once too often is dropped when it is read.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from graphspec.errors import EngineError, GraphspecError
 
-from .answer import Answer, Piece
-from .engine import Chunk, Engine, Pending
+from .answer import Piece
+from .engine import Engine, Pending
+from .fair_queue import FairQueue
 from .prefixes import Prefixes
+from .refusals import DeadlineError
+from .rows import BatchReport, RequestReport, Row
 from .sampling import uniform_table
 
-PREFILL_CHUNK = 256
-
-OnNews = Callable[[Piece | GraphspecError], None]
-"""Called during a turn: pieces, the last of which carries the answer, or one error that ends it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchReport:
-    """What one step did."""
-
-    width: int
-    accepted: tuple[int, ...]
-    """Drafts accepted in each row that still counted."""
-    committed: int
-    """Tokens that became output."""
+TIMEOUT = "timeout"
+"""Why an answer ended that its deadline cut short."""
+_RECENT = 32
+"""Answers that tell how fast answers come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,31 +42,6 @@ class Policy:
     """Every prompt that has a slot is run before the next step, so that steps are of many rows: for callers who wait
     for all of it. Else one chunk a turn, so that it delays the steps of the others by no more."""
     reuse_prefixes: bool = True
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Row:
-    """A request in the queue or in a slot."""
-
-    answer: Answer
-    on_news: OnNews
-    width: int
-    chunk_size: int = PREFILL_CHUNK
-    cancelled: bool = False
-    """Set from any thread: ends within a turn, and its caller hears nothing more."""
-    slot: int = -1
-    chunks: deque[Chunk] | None = None
-    """Of the prompt, still to be launched; None: not started yet."""
-    in_flight: int = 0
-    """Launches that will commit at least one token each."""
-    done: bool = False
-
-    @property
-    def has_more(self) -> bool:
-        """Whether a step may add to the answer: not if what is launched is certain to fill it."""
-        if self.done or self.cancelled or self.chunks is None or self.chunks:
-            return False
-        return len(self.answer.token_ids) + self.in_flight < self.answer.limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +64,22 @@ class Loop:
         policy: Policy,
         *,
         on_batch: Callable[[BatchReport], None] = lambda _: None,
+        on_answer: Callable[[RequestReport], None] = lambda _: None,
         on_failure: Callable[[Exception], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """The engine is the loop's alone. `on_failure` hears what a launch raised, its rows an EngineError."""
-        self._engine, self._policy = engine, policy
-        self._on_batch, self._on_failure = on_batch, on_failure
+        self._engine, self._policy, self._clock = engine, policy, clock
+        self._on_batch, self._on_answer, self._on_failure = on_batch, on_answer, on_failure
         self._free = set(range(engine.num_slots))
         self._prefixes = Prefixes()
-        self._waiting: deque[Row] = deque()
+        self._waiting: FairQueue[Row] = FairQueue()
         self._running: list[Row] = []
         self._launched: deque[_Launch] = deque()
+        self._dated: dict[Row, float] = {}
+        self._late: list[Row] = []
+        self._ends: deque[float] = deque(maxlen=_RECENT)
+        self._oldest_first = False
 
     @property
     def num_running(self) -> int:
@@ -121,28 +96,58 @@ class Loop:
         """Whether a turn would do nothing."""
         return not (self._waiting or self._running or self._launched)
 
+    @property
+    def cache_usage(self) -> float:
+        """Share of the positions of all slots that running requests use. From any thread."""
+        used = sum(row.length for row in tuple(self._running))
+        return used / (self._engine.num_slots * self._engine.capacity)
+
+    @property
+    def seconds_per_answer(self) -> float:
+        """From one answer's end to the next one's, lately; 0 before there are two."""
+        ends = tuple(self._ends)
+        return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 0.0
+
+    def serves(self, client: Hashable) -> bool:
+        """Whether a request of the client waits or runs. Excludes `add` and `admit`."""
+        return client in self._waiting or any(row.client == client for row in self._running)
+
     def add(self, row: Row) -> None:
-        """Puts the request at the end of the queue."""
-        self._waiting.append(row)
+        """Puts the request into the queue."""
+        if self.idle:  # what was answered before the pause says nothing about now
+            self._ends.clear()
+        row.added = self._clock()
+        self._waiting.add(row)
+        if row.deadline is not None:
+            self._dated[row] = row.deadline
 
     def drop(self, row: Row) -> None:
         """Cancels the request, and takes it out of the queue if it is still there. Excludes `add` and `admit`."""
         row.cancelled = True
-        if row.slot < 0 and row in self._waiting:
-            self._waiting.remove(row)
+        self._waiting.remove(row)
+        if row.slot < 0:
+            self._dated.pop(row, None)
 
     def admit(self) -> None:
-        """Gives free slots to those that waited longest."""
+        """Gives free slots to those whose turn it is."""
         for row in [row for row in self._running if row.cancelled]:
             self._finish(row)
+        now = self._clock()
+        self._late = [row for row, deadline in self._dated.items() if deadline <= now]
+        for row in self._late:
+            self._waiting.remove(row)
         while self._waiting and self._free:
-            row = self._waiting.popleft()
-            if not row.cancelled:
+            row = self._waiting.pop(self._running)
+            if row.cancelled:
+                self._dated.pop(row, None)
+            else:
                 self._place(row)
 
     def turn(self) -> None:
         """Launches, then reads: with overlap, what was launched before; without, each launch before the next."""
         try:
+            for row in self._late:
+                self._expire(row)
             for row in [row for row in self._running if row.chunks is None and not row.cancelled]:
                 self._start(row)
             before = len(self._launched)
@@ -158,9 +163,7 @@ class Loop:
 
     def fail_all(self, error: GraphspecError) -> None:
         """Ends every request."""
-        left = [*self._waiting, *self._running]
-        self._waiting.clear()
-        for row in left:
+        for row in [*self._waiting.clear(), *self._running]:
             self._end(row, error)
 
     def _place(self, row: Row) -> None:
@@ -168,6 +171,7 @@ class Loop:
             row.slot, row.answer.num_cached_tokens = self._prefixes.take(self._free, row.answer.prompt)
         else:
             row.slot = min(self._free)  # a step runs the range of slots that holds its rows
+        row.placed = self._clock()
         self._free.remove(row.slot)
         self._running.append(row)
 
@@ -182,6 +186,15 @@ class Loop:
             self._engine.admit(row.slot, answer.params, table, kept=answer.num_cached_tokens)
         except Exception as error:
             self._fail((row,), error)
+
+    def _expire(self, row: Row) -> None:
+        """Its time is over: it ends with what there is of it, or with an error if there is nothing."""
+        if row.done or row.cancelled:
+            return
+        if row.answer.token_ids:
+            self._deliver(row, row.answer.end(TIMEOUT))
+        else:
+            self._end(row, DeadlineError("the server was too busy to begin the answer in the time it was given"))
 
     def _launches(self) -> Iterator[_Launch]:
         """Prompt chunks, then one step for each width."""
@@ -198,8 +211,13 @@ class Loop:
             yield from self._try(rows, width, partial(self._engine.step, slots, width))
 
     def _prefilling(self) -> list[Row]:
+        """Those whose prompts are run now. One at a time, it is in turn the one that came first, so that it gets done,
+        and the one with the least left, so that short prompts do not wait for long ones."""
         rows = [row for row in self._running if row.chunks and not row.cancelled]
-        return rows if self._policy.prompts_first else rows[:1]
+        if self._policy.prompts_first or not rows:
+            return rows
+        self._oldest_first = not self._oldest_first
+        return rows[:1] if self._oldest_first else [min(rows, key=lambda row: len(row.chunks or ()))]
 
     def _try(
         self, rows: tuple[Row, ...], width: int, launch: Callable[[], Pending], *, commits: bool = True
@@ -227,19 +245,23 @@ class Loop:
             if row.done or row.cancelled:  # it ended before this was known
                 continue
             before = len(row.answer.token_ids)
+            if not before:
+                row.first = self._clock()
             count = int(result.accepted[index])
             pieces = row.answer.commit(result.tokens(index), accepted=count, width=launch.width)
             kept = len(row.answer.token_ids) - before
             accepted.append(min(count, kept))
             committed += kept
             self._deliver(row, pieces)
-        self._on_batch(BatchReport(width=launch.width, accepted=tuple(accepted), committed=committed))
+        report = BatchReport(width=launch.width, accepted=tuple(accepted), committed=committed)
+        self._safely(partial(self._on_batch, report))
 
     def _deliver(self, row: Row, pieces: Iterable[Piece]) -> None:
         if row.answer.ended:
             if row.chunks is not None:
                 self._prefixes.keep(row.slot, (*row.answer.prompt, *row.answer.token_ids))
             self._finish(row)  # before its caller hears of it: who asks next finds the slot free
+            self._report(row)
         for piece in pieces:
             self._tell(row, piece)
 
@@ -261,13 +283,33 @@ class Loop:
     def _finish(self, row: Row) -> None:
         if not row.done:
             row.done = True
+            self._dated.pop(row, None)
             if row.slot >= 0:
                 self._running.remove(row)
                 self._free.add(row.slot)
 
+    def _report(self, row: Row) -> None:
+        now = self._clock()
+        self._ends.append(now)
+        first = row.first if row.answer.token_ids else now
+        report = RequestReport(
+            num_prompt_tokens=len(row.answer.prompt),
+            num_cached_tokens=row.answer.num_cached_tokens,
+            queue_time=row.placed - row.added,
+            prefill_time=first - row.placed,
+            decode_time=now - first,
+        )
+        self._safely(partial(self._on_answer, report))
+
     def _tell(self, row: Row, news: Piece | GraphspecError) -> None:
-        try:
-            row.on_news(news)
-        except Exception as error:
+        if not self._safely(partial(row.on_news, news)):
             row.cancelled = True
+
+    def _safely(self, callback: Callable[[], None]) -> bool:
+        """Whether a listener took what it was told: one that fails disturbs no request but its own."""
+        try:
+            callback()
+        except Exception as error:
             self._on_failure(error)
+            return False
+        return True

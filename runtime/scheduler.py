@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-
-from graphspec.errors import EngineError, GraphspecError
 
 from .answer import new_answer
 from .generate import LoadedBundle
-from .loop import PREFILL_CHUNK, BatchReport, Loop, OnNews, Policy, Row
+from .loop import Loop, Policy
+from .refusals import QueueFullError, ShutDownError
 from .requests import check_count
+from .rows import PREFILL_CHUNK, BatchReport, OnNews, RequestReport, Row
 from .sampling import SamplingParams
 
 log = logging.getLogger(__name__)
 
 
-class QueueFullError(GraphspecError):
-    """More requests wait than the queue holds."""
-
-    def __init__(self, message: str, retry_after: float) -> None:
-        """`retry_after`: seconds."""
-        super().__init__(message)
-        self.retry_after = retry_after
+_LONGEST_WAIT = 60.0
+"""Seconds: clients are not told to stay away for longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +34,11 @@ class GenerationRequest:
     params: SamplingParams
     speculative: bool = True
     """False: one token a step. The text is the same."""
+    client: Hashable = None
+    """Requests of one client share its part of the rows; None: this one is a client of its own."""
+    deadline: float | None = None
+    """In seconds of the scheduler's clock, time.monotonic. Then the answer ends with the tokens there are, of
+    length, or if there are none with a DeadlineError."""
 
 
 class Ticket:
@@ -63,14 +64,24 @@ class Scheduler:
         width: int | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
         on_batch: Callable[[BatchReport], None] = lambda _: None,
+        on_answer: Callable[[RequestReport], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`width`: drafts verified a step; None: the widest of the bundle. The engine is the scheduler's alone."""
+        """`width`: drafts verified a step; None: the widest of the bundle. The engine is the scheduler's alone.
+        `on_batch` and `on_answer` are called from its thread."""
         check_count("max_queue_size", max_queue_size)
         check_count("prefill_chunk", prefill_chunk)
         self._bundle = bundle
         self._max_queue_size, self._prefill_chunk = max_queue_size, prefill_chunk
         self._width = bundle.checked_width(width)
-        self._loop = Loop(bundle.engine, Policy(overlap=overlap), on_batch=on_batch, on_failure=_log_failure)
+        self._loop = Loop(
+            bundle.engine,
+            Policy(overlap=overlap),
+            on_batch=on_batch,
+            on_answer=on_answer,
+            on_failure=_log_failure,
+            clock=clock,
+        )
         self._closing = self._giving_up = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="graphspec-scheduler", daemon=True)
@@ -86,20 +97,26 @@ class Scheduler:
         """Requests in the queue."""
         return self._loop.num_waiting
 
+    @property
+    def cache_usage(self) -> float:
+        """Share of the cache's positions that running requests use."""
+        return self._loop.cache_usage
+
     def submit(self, request: GenerationRequest, on_piece: OnNews) -> Ticket:
-        """Puts the request at the end of the queue; `on_piece` is called from the scheduler's thread. Raises
-        RequestError, or QueueFullError."""
+        """Puts the request into the queue; `on_piece` is called from the scheduler's thread. Raises RequestError,
+        QueueFullError, and ShutDownError for a new client after `close`."""
         answer = new_answer(self._bundle.manifest, self._bundle.tokenizer, request.prompt, request.params)
         width = self._width if request.speculative else 0
-        row = Row(answer=answer, on_news=on_piece, width=width, chunk_size=self._prefill_chunk)
+        row = Row(
+            answer=answer,
+            on_news=on_piece,
+            width=width,
+            chunk_size=self._prefill_chunk,
+            client=object() if request.client is None else request.client,
+            deadline=request.deadline,
+        )
         with self._changed:
-            if self._closing:
-                raise QueueFullError("the server is shutting down; ask another one", retry_after=1.0)
-            if (waiting := self._loop.num_waiting) >= self._max_queue_size:
-                raise QueueFullError(
-                    f"{waiting} requests are waiting, as many as --max-queue-size allows; try again later",
-                    retry_after=1.0,
-                )
+            self._check_room(row.client)
             self._loop.add(row)
             self._changed.notify_all()
         return Ticket(self, row)
@@ -114,6 +131,17 @@ class Scheduler:
             self._changed.notify_all()
         self._thread.join()
 
+    def _check_room(self, client: Hashable) -> None:
+        # What was begun is finished: the rest of a batch too, whose client waits for all of it.
+        if self._giving_up or (self._closing and not self._loop.serves(client)):
+            raise ShutDownError("the server is shutting down; ask another one")
+        waiting = self._loop.num_waiting
+        if waiting >= self._max_queue_size:
+            raise QueueFullError(
+                f"{waiting} requests are waiting, as many as --max-queue-size allows; try again later",
+                retry_after=min(max(waiting * self._loop.seconds_per_answer, 1.0), _LONGEST_WAIT),
+            )
+
     def _cancel(self, row: Row) -> None:
         with self._changed:
             self._loop.drop(row)
@@ -127,7 +155,7 @@ class Scheduler:
                 if self._closing and loop.idle:
                     return
                 if self._giving_up:
-                    loop.fail_all(EngineError("the server shut down before the answer was complete; ask again"))
+                    loop.fail_all(ShutDownError("the server shut down before the answer was complete; ask again"))
                 loop.admit()
             try:
                 loop.turn()

@@ -55,7 +55,7 @@ class Cut:
     that completed a stop string, or the last one allowed. Token ids, logprobs and usage end with it."""
     reason: FinishReason
     matched: str | int | None
-    """The stop string, or the EOS or stop token; None for "length"."""
+    """The stop string, or the EOS or stop token; for "length" None, or why it ended before its limit."""
     text_length: int
     """Characters of the output's text: it ends before an EOS or stop token, and before a stop string (or
     after it, where the rules include it)."""
@@ -104,6 +104,12 @@ class StopTracker:
         """What ended the request, where the caller asked for it: a stop string or a stop token."""
         matched = None if self.cut is None else self.cut.matched
         return None if not self._rules.ignore_eos and matched in self._rules.eos_token_ids else matched
+
+    def end(self, matched: str | None) -> None:
+        """Ends the request with the tokens there are, for another reason than a rule; nothing, if it has ended."""
+        if self.cut is None:
+            self.text += self._detokenizer.finish()
+            self.cut = Cut(num_tokens=0, reason="length", matched=matched, text_length=len(self.text))
 
     def take_text(self) -> str:
         """The text to stream now: no longer than what is certain to be output, and nothing twice."""

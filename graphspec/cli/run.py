@@ -56,6 +56,16 @@ def run(
             "--max-queue-size", metavar="N", min=1, help="Requests that may wait; then 429.", rich_help_panel=LIMITS
         ),
     ] = 256,
+    request_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--request-timeout",
+            metavar="S",
+            min=0.001,
+            help="Seconds that a request may take; its field timeout may ask for fewer.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
     drain_seconds: Annotated[
         float,
         typer.Option(
@@ -153,6 +163,7 @@ def run(
                 overlap=not no_overlap,
                 width=width,
                 answers=answers,
+                request_timeout=request_timeout,
                 say=log.info,
             )
         except BaseException:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -14,7 +16,8 @@ from starlette.types import Receive
 from graphspec.errors import GraphspecError
 
 from ..answer import Generation, Piece
-from ..scheduler import GenerationRequest, QueueFullError, Scheduler, Ticket
+from ..refusals import QueueFullError
+from ..scheduler import GenerationRequest, Scheduler, Ticket
 from .metrics import Metrics, Timing
 
 _AT_ONCE = 32
@@ -28,9 +31,19 @@ Event = tuple[int, Piece]
 class Answers:
     """Runs some generation requests; iterating gives their pieces as they come."""
 
-    def __init__(self, scheduler: Scheduler, requests: Sequence[GenerationRequest], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        requests: Sequence[GenerationRequest],
+        metrics: Metrics,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """`timeout`: seconds for all of them together."""
         self._scheduler, self._metrics = scheduler, metrics
-        self._waiting = deque(enumerate(requests))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        client = object()  # what one HTTP request asks for shares one client's part of the rows
+        self._waiting = deque(enumerate(replace(one, client=client, deadline=deadline) for one in requests))
         self._running: dict[int, tuple[Ticket, Timing]] = {}
         self._events: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()

@@ -144,7 +144,9 @@ async def _completions(serving: Serving, request: Request) -> Response:
 
 
 async def _answer(serving: Serving, request: Request, job: Job) -> Response:
-    answers = Answers(serving.ready().scheduler, job.requests, serving.metrics)
+    model = serving.ready()
+    limits = [limit for limit in (job.body.timeout, model.request_timeout) if limit is not None]
+    answers = Answers(model.scheduler, job.requests, serving.metrics, timeout=min(limits, default=None))
     try:
         answers.start()
     except RequestError as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 from graphspec.errors import GraphspecError, RequestError
 
-from ..scheduler import QueueFullError
+from ..refusals import DeadlineError, QueueFullError, RefusedError
 
 _TYPES = {
     401: "authentication_error",
@@ -61,8 +61,11 @@ def as_api_error(error: Exception, *, param: str | None = None) -> ApiError:
         return error
     if isinstance(error, RequestError):
         return invalid(param, str(error))
-    if isinstance(error, QueueFullError):
+    if isinstance(error, RefusedError):
+        full = isinstance(error, QueueFullError)
+        status = HTTPStatus.TOO_MANY_REQUESTS if full else HTTPStatus.SERVICE_UNAVAILABLE
         wait = str(max(1, math.ceil(error.retry_after)))
-        return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error), headers={"Retry-After": wait})
+        code = "timeout" if isinstance(error, DeadlineError) else None
+        return ApiError(status, str(error), code=code, headers={"Retry-After": wait})
     said = str(error) if isinstance(error, GraphspecError) else "internal error; the server's log has the traceback"
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, said)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -11,7 +11,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ..answer import Piece
-from ..loop import BatchReport
+from ..rows import BatchReport, RequestReport
+from ..scheduler import Scheduler
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -39,7 +40,7 @@ class Timing:
 
 
 class Metrics:
-    """What is counted, for one server. Used on the event loop, but for `stepped`."""
+    """What is counted, for one server. Used on the event loop, but for `answered` and `stepped`."""
 
     def __init__(self, model: str) -> None:
         own = CollectorRegistry(auto_describe=True)
@@ -67,15 +68,22 @@ class Metrics:
         self._between = seconds("inter_token_latency", "From piece to piece, divided by the tokens in the piece.")
         self._per_token = seconds("request_time_per_output_token", "Of one answer, after its first piece.")
         self._whole = seconds("e2e_request_latency", "From submission to the last piece.")
+        self._queue_time = seconds("request_queue_time", "From submission to a row.")
+        self._prefill_time = seconds("request_prefill_time", "From a row to the first token.")
+        self._decode_time = seconds("request_decode_time", "From the first token to the last.")
+        self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the caches of free rows.")
+        self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found there, and not run again.")
+        self._cache_usage = Gauge(_PREFIX + "kv_cache_usage_perc", "Positions in use; 1 is all.", registry=own)
         self._running = Gauge(_PREFIX + "num_requests_running", "Requests with a row.", registry=own)
         self._waiting = Gauge(_PREFIX + "num_requests_waiting", "Requests in the queue.", registry=own)
         self._registry = CollectorRegistry()
         self._registry.register(_Renamed(own, model))
 
-    def watch(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
-        """Where the numbers of requests come from."""
-        self._running.set_function(running)
-        self._waiting.set_function(waiting)
+    def watch(self, scheduler: Scheduler) -> None:
+        """Whose requests these are."""
+        self._running.set_function(lambda: scheduler.num_running)
+        self._waiting.set_function(lambda: scheduler.num_waiting)
+        self._cache_usage.set_function(lambda: scheduler.cache_usage)
 
     def started(self, num_prompt_tokens: int) -> Timing:
         """An answer was submitted."""
@@ -105,6 +113,14 @@ class Metrics:
     def exposition(self) -> bytes:
         """Everything, in Prometheus' text format."""
         return generate_latest(self._registry)
+
+    def answered(self, report: RequestReport) -> None:
+        """A request was answered. Called from the scheduler's thread."""
+        self._queue_time.observe(report.queue_time)
+        self._prefill_time.observe(report.prefill_time)
+        self._decode_time.observe(report.decode_time)
+        self._prefix_queries.inc(report.num_prompt_tokens)
+        self._prefix_hits.inc(report.num_cached_tokens)
 
     def stepped(self, report: BatchReport) -> None:
         """A step was read. Called from the scheduler's thread: these counters are nobody else's."""

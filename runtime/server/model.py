@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ..acceptance import AcceptanceStatistics
 from ..answer_format import AnswerFormat
 from ..generate import LoadedBundle
-from ..loop import BatchReport
+from ..rows import BatchReport
 from ..scheduler import Scheduler
 from .metrics import Metrics
 
@@ -24,6 +24,8 @@ class Model:
     scheduler: Scheduler
     answers: AnswerFormat = field(default_factory=AnswerFormat)
     """How it marks calls and reasoning in chats."""
+    request_timeout: float | None = None
+    """Seconds that a client's request may take; it may ask for fewer."""
 
 
 def start(
@@ -34,6 +36,7 @@ def start(
     overlap: bool = True,
     width: int | None = None,
     answers: AnswerFormat | None = None,
+    request_timeout: float | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Model:
     """Starts the bundle's scheduler. `answers`: None is what the chat template says. `say` gets a line about its
@@ -44,11 +47,19 @@ def start(
         metrics.stepped(report)
         log.take(report, scheduler.num_running, scheduler.num_waiting)
 
-    scheduler = Scheduler(bundle, max_queue_size=max_queue_size, overlap=overlap, width=width, on_batch=stepped)
+    scheduler = Scheduler(
+        bundle,
+        max_queue_size=max_queue_size,
+        overlap=overlap,
+        width=width,
+        on_batch=stepped,
+        on_answer=metrics.answered,
+    )
     return Model(
         bundle=bundle,
         scheduler=scheduler,
         answers=AnswerFormat.of(bundle.tokenizer.chat_template) if answers is None else answers,
+        request_timeout=request_timeout,
     )
 
 

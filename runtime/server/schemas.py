@@ -88,6 +88,8 @@ class GenerationBody(Body):
     return_token_ids: bool | None = None
     speculative: bool | None = None
     """False: every token by itself, without drafts; the text is the same."""
+    timeout: float | None = Field(default=None, gt=0)
+    """Seconds: then an answer ends with the text there is; one that has not begun is an error."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stream_interval: int | None = None

@@ -98,7 +98,7 @@ class Service:
             return
         try:
             scheduler = model.scheduler
-            self._serving.metrics.watch(lambda: scheduler.num_running, lambda: scheduler.num_waiting)
+            self._serving.metrics.watch(scheduler)
             self._serving.model = model
             self._say(f"Server ready on http://{self._host}:{self.port} (Press CTRL+C to quit)")
             await self._stopping.wait()

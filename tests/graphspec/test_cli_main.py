@@ -32,8 +32,8 @@ OPTIONS = {
     "distill": "--model -o --out --method --data --self-synthesize --work-dir --seed --draft-vocab-size "
     "--draft-intermediate-size --depth --epochs --batch-size --learning-rate --max-new-tokens --max-length "
     "--held-out-share --measured-prompts --rows --workers --threads --overwrite",
-    "run": "BUNDLE --host --port --api-key --served-model-name --max-batch-size --max-queue-size --drain-seconds "
-    "--tool-call-parser --enable-auto-tool-choice --reasoning-parser "
+    "run": "BUNDLE --host --port --api-key --served-model-name --max-batch-size --max-queue-size --request-timeout "
+    "--drain-seconds --tool-call-parser --enable-auto-tool-choice --reasoning-parser "
     "--width --no-overlap --threads --no-verify --require-signature",
     "inspect": "BUNDLE --json",
     "verify": "BUNDLE --require-signature",

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,10 +19,11 @@ from graphspec.bundle import open_bundle
 from graphspec.errors import EngineError, GraphspecError, RequestError
 from graphspec.runtime.answer import Generation, Piece
 from graphspec.runtime.generate import LoadedBundle
-from graphspec.runtime.loop import BatchReport
 from graphspec.runtime.onnxruntime_engine import OnnxRuntimeEngine, host
+from graphspec.runtime.refusals import QueueFullError, ShutDownError
+from graphspec.runtime.rows import BatchReport
 from graphspec.runtime.sampling import SamplingParams
-from graphspec.runtime.scheduler import GenerationRequest, QueueFullError, Scheduler
+from graphspec.runtime.scheduler import GenerationRequest, Scheduler
 
 pytestmark = pytest.mark.slow
 
@@ -229,6 +230,44 @@ def test_a_full_queue_refuses(start: Start) -> None:
         assert list(caller.generation().token_ids) == tokens_after(0, 2)
 
 
+def test_a_full_queue_says_when_those_who_wait_will_have_been_served(start: Start) -> None:
+    now, permits = [0.0], threading.Semaphore(10)
+
+    def admitted() -> None:  # an answer every 2 seconds, and then no more
+        now[0] += 2.0
+        assert permits.acquire(timeout=WAIT)
+
+    _, scheduler = start(FakeEngine(num_slots=1, admitted=admitted), max_queue_size=20, clock=lambda: now[0])
+    callers = [Caller() for _ in range(20)]
+    for caller in callers:
+        scheduler.submit(request(max_new_tokens=1, ignore_eos=True), caller)
+    assert all(caller.generation() for caller in callers[:10])
+    while scheduler.num_waiting < 20:
+        scheduler.submit(request(max_new_tokens=1, ignore_eos=True), Caller())
+    with pytest.raises(QueueFullError) as refusal:
+        scheduler.submit(request(max_new_tokens=1), Caller())
+    assert refusal.value.retry_after == 20 * 2.0
+    permits.release(100)
+
+
+def test_while_it_drains_the_rest_of_a_batch_that_was_begun_is_answered(start: Start) -> None:
+    held = threading.Event()
+    _, scheduler = start(FakeEngine(num_slots=1, admitted=lambda: held.wait(WAIT)))
+    batch = [replace(request(max_new_tokens=5, ignore_eos=True), client="batch") for _ in range(3)]
+    callers = [Caller() for _ in batch]
+    scheduler.submit(batch[0], callers[0])
+    closing = threading.Thread(target=lambda: scheduler.close(drain=WAIT))
+    closing.start()
+    assert reached(lambda: scheduler._closing)
+    with pytest.raises(ShutDownError):
+        scheduler.submit(request(), Caller())
+    for one, caller in zip(batch[1:], callers[1:], strict=True):
+        scheduler.submit(one, caller)
+    held.set()
+    assert all(list(caller.generation().token_ids) == tokens_after(0, 5) for caller in callers)
+    closing.join(WAIT)
+
+
 def test_a_failed_step_ends_the_requests_that_were_in_it_and_no_others(start: Start) -> None:
     _, scheduler = start(FakeEngine(fails_at=frozenset({3})))
     first, second = Caller(), Caller()
@@ -259,7 +298,7 @@ def test_closing_finishes_what_runs_and_refuses_the_rest(start: Start) -> None:
         scheduler.submit(request(max_new_tokens=20, ignore_eos=True), caller)
     scheduler.close(drain=WAIT)
     assert all(list(caller.generation().token_ids) == tokens_after(0, 20) for caller in callers)
-    with pytest.raises(QueueFullError, match="shutting down"):
+    with pytest.raises(ShutDownError, match="shutting down"):
         scheduler.submit(request(), Caller())
     assert not engine.closed  # the engine is its owner's
 
@@ -277,7 +316,7 @@ def test_closing_without_patience_fails_what_runs(start: Start) -> None:
     closing.join(WAIT)
     for caller in callers:
         assert caller.ended.wait(WAIT)
-        assert isinstance(caller.error, EngineError)
+        assert isinstance(caller.error, ShutDownError)
 
 
 def test_an_invalid_request_is_refused_before_it_waits(start: Start) -> None:

@@ -15,8 +15,9 @@ from openai import OpenAI, RateLimitError
 from pairs import NAMES, Pairs
 from served import Served, serve
 
-from graphspec.errors import ConfigError
+from graphspec.errors import ConfigError, GraphspecError
 from graphspec.runtime.generate import LoadedBundle, load
+from graphspec.runtime.refusals import DeadlineError, ShutDownError
 from graphspec.runtime.server.app import Serving
 from graphspec.runtime.server.metrics import Metrics
 from graphspec.runtime.server.model import Model
@@ -105,6 +106,52 @@ def test_a_mistake_of_ours_is_a_500_and_the_server_stays(
     with served.hanging(TEXT, {"prompt": "abc"}) as connection:
         scheduler.wait_for(1)[0].give_text("abcd", last=True)
         read_until(connection, b"abcd")
+
+
+def test_a_request_s_time_is_the_least_of_its_own_and_the_server_s(bundle: LoadedBundle, scheduler: Any) -> None:
+    scheduler.may_close.set()
+    asked: list[tuple[dict[str, Any], float]] = [
+        ({}, 100.0),
+        ({"timeout": 7}, 7.0),
+        ({"timeout": 7.5, "stream": True}, 7.5),
+        ({"timeout": 1e9}, 100.0),
+    ]
+    with serve(lambda _: Model(bundle=bundle, scheduler=scheduler, request_timeout=100.0)) as running:
+        for number, (fields, limit) in enumerate(asked):
+            with running.hanging(TEXT, {"prompt": ["abc", "xyz"], **fields}):
+                now = time.monotonic()
+                found = [ticket.request for ticket in scheduler.wait_for(2 * number + 2)[2 * number :]]
+            assert found[0].deadline == found[1].deadline == pytest.approx(now + limit, abs=5.0)
+            assert found[0].client == found[1].client  # one HTTP request is one client of the queue
+        assert len({ticket.request.client for ticket in scheduler.tickets}) == len(asked)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "5", True])
+def test_a_time_that_is_none_is_refused(served: Served, timeout: object) -> None:
+    reply = served.post(TEXT, {"prompt": "abc", "timeout": timeout})
+    assert (reply.status, reply.error["param"]) == (400, "timeout")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ShutDownError("the server ends"), None), (DeadlineError("too late"), "timeout")]
+)
+def test_what_the_server_could_not_do_now_is_a_503_that_says_when_to_come_again(
+    served: Served, scheduler: FakeScheduler, error: GraphspecError, code: str | None
+) -> None:
+    with served.hanging(TEXT, {"prompt": "abc"}) as connection:
+        scheduler.wait_for(1)[-1].give(error)
+        said = read_until(connection, b"}}").decode()
+    assert said.startswith("HTTP/1.1 503")
+    assert "retry-after: 1" in said.lower()
+    assert json.loads(said.split("\r\n\r\n")[1])["error"] == {
+        "message": str(error),
+        "type": "unavailable_error",
+        "param": None,
+        "code": code,
+    }
+    with served.hanging(TEXT, {"prompt": "abc", "stream": True}) as connection:
+        scheduler.wait_for(2)[-1].give(error)
+        assert str(error) in read_until(connection, b"}}").decode()
 
 
 def test_openais_client_comes_again(served: Served, scheduler: FakeScheduler) -> None:

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from served import Served, model, serve
 
 from graphspec.runtime.generate import LoadedBundle
-from graphspec.runtime.loop import BatchReport
+from graphspec.runtime.rows import BatchReport
 from graphspec.runtime.sampling import SamplingParams
 from graphspec.runtime.server.model import LOG_SECONDS, BatchLog
 
@@ -55,8 +55,19 @@ def test_counters_are_those_of_the_answers(served: Served, pairs: Pairs, prefix:
     assert grown("spec_decode_num_accepted_tokens_total") == sum(accepted) > 0
     for position, count in enumerate(accepted):
         assert grown(f"spec_decode_num_accepted_tokens_per_pos_total{{'position': '{position}'}}") == count
-    for name in ("time_to_first_token", "e2e_request_latency", "request_time_per_output_token"):
+    for name in (
+        "time_to_first_token",
+        "e2e_request_latency",
+        "request_time_per_output_token",
+        "request_queue_time",
+        "request_prefill_time",
+        "request_decode_time",
+    ):
         assert grown(f"{name}_seconds_count") == 4
+    parts = sum(grown(f"request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode"))
+    assert 0 < parts <= grown("e2e_request_latency_seconds_sum")
+    assert grown("prefix_cache_queries_total") == 3 + 3 + 4 + 3
+    assert after[f"{prefix}:kv_cache_usage_perc"] == 0
     passes, drafted, taken = (
         after[f"{prefix}:spec_decode_num_{name}_total"] for name in ("drafts", "draft_tokens", "accepted_tokens")
     )
@@ -79,6 +90,13 @@ def test_sglangs_dashboards_find_their_names(served: Served) -> None:
         assert told[f"sglang:{theirs}"] == told[f"graphspec:{ours}"]
     assert told["sglang:spec_accept_length"] == 1 + told["graphspec:spec_decode_mean_accepted_length"]
     assert (told["sglang:spec_num_steps"], told["sglang:spec_num_draft_tokens"]) == (3, 4)
+
+
+def test_prompt_tokens_found_in_the_cache_are_counted(served: Served) -> None:
+    for prompt in ("abcdefghij", "abcdefghijk"):
+        before = samples(served)
+        served.post("/v1/completions", {"prompt": prompt, "max_tokens": 2, "temperature": 0})
+    assert samples(served)["vllm:prefix_cache_hits_total"] - before["vllm:prefix_cache_hits_total"] == 9
 
 
 def test_what_vllm_bench_reads_begins_its_line(served: Served) -> None:

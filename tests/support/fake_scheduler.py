@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from graphspec.errors import GraphspecError
 from graphspec.runtime.acceptance import AcceptanceStatistics
 from graphspec.runtime.answer import Generation, Piece
-from graphspec.runtime.scheduler import GenerationRequest, QueueFullError
+from graphspec.runtime.refusals import QueueFullError
+from graphspec.runtime.scheduler import GenerationRequest
 from graphspec.runtime.stops import FinishReason
 
 
@@ -67,6 +68,7 @@ class FakeScheduler:
         """What `close` was called with."""
         self.may_close = threading.Event()
         self.num_running = self.num_waiting = 0
+        self.cache_usage = 0.0
 
     def submit(self, request: GenerationRequest, on_piece: Callable[[Piece | GraphspecError], None]) -> FakeTicket:
         if len(self.tickets) >= self.room:

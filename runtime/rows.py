@@ -1,0 +1,81 @@
+"""A request in the queue or in a slot, and what is told of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from graphspec.errors import GraphspecError
+
+from .answer import Answer, Piece
+from .engine import Chunk
+
+PREFILL_CHUNK = 256
+
+OnNews = Callable[[Piece | GraphspecError], None]
+"""Called during a turn: pieces, the last of which carries the answer, or one error that ends it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """What one step did."""
+
+    width: int
+    accepted: tuple[int, ...]
+    """Drafts accepted in each row that still counted."""
+    committed: int
+    """Tokens that became output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestReport:
+    """How one request went that was answered; times in seconds."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    queue_time: float
+    """From `add` to a slot."""
+    prefill_time: float
+    """From there to the first token."""
+    decode_time: float
+    """From there to the end."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Row:
+    """A request in the queue or in a slot."""
+
+    answer: Answer
+    on_news: OnNews
+    width: int
+    chunk_size: int = PREFILL_CHUNK
+    client: Hashable = field(default_factory=object)
+    """Those of one client share its part of the slots; by default each is a client of its own."""
+    deadline: float | None = None
+    """In seconds of the loop's clock: then the answer ends with what there is of it."""
+    cancelled: bool = False
+    """Set from any thread: ends within a turn, and its caller hears nothing more."""
+    slot: int = -1
+    chunks: deque[Chunk] | None = None
+    """Of the prompt, still to be launched; None: not started yet."""
+    in_flight: int = 0
+    """Launches that will commit at least one token each."""
+    done: bool = False
+    added: float = 0.0
+    placed: float = 0.0
+    first: float = 0.0
+    """When its first token came."""
+
+    @property
+    def length(self) -> int:
+        """Positions of its slot that are written, or about to be."""
+        unread = sum(len(chunk.tokens) for chunk in tuple(self.chunks or ()))
+        return len(self.answer.prompt) - unread + len(self.answer.token_ids)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a step may add to the answer: not if what is launched is certain to fill it."""
+        if self.done or self.cancelled or self.chunks is None or self.chunks:
+            return False
+        return len(self.answer.token_ids) + self.in_flight < self.answer.limit

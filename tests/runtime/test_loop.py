@@ -1,0 +1,185 @@
+"""The loop on a virtual clock: who is served when, and how long everybody waits."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from driven import Asked, Driven, expected
+from virtual_device import VirtualDevice, continuation
+
+from graphspec.runtime.loop import Policy
+from graphspec.runtime.refusals import DeadlineError
+
+LONG = tuple(range(60)) * 3
+
+
+def answered(asked: Asked, *, max_length: int = 200) -> bool:
+    found = asked.generation
+    return (list(found.token_ids), found.finish_reason) == expected(asked, room=max_length - len(asked.prompt))
+
+
+def longest_gap(asked: Asked) -> float:
+    return max(after - before for before, after in pairwise(asked.times))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("chunk_size", [1, 7, 64])
+def test_a_long_prompt_delays_no_step_of_the_others_by_more_than_one_chunk(overlap: bool, chunk_size: int) -> None:
+    driven = Driven(VirtualDevice(prefill_time=5.0, step_time=1.0), Policy(overlap=overlap), host_time=0.01)
+    steady = [driven.ask((i,), seed=i, max_new_tokens=150, ignore_eos=True) for i in range(3)]
+    driven.run(6)
+    late = driven.ask(LONG, chunk_size=chunk_size, max_new_tokens=4, ignore_eos=True)
+    driven.run()
+    assert all(answered(asked) for asked in (*steady, late))
+    host = 4 * driven.host_time
+    assert all(longest_gap(asked) <= 5.0 + 1.0 + host + 1e-9 for asked in steady)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_steps_delay_no_chunk_by_more_than_one_step(overlap: bool) -> None:
+    driven = Driven(VirtualDevice(prefill_time=1.0, step_time=3.0), Policy(overlap=overlap))
+    for i in range(3):
+        driven.ask((i,), seed=i, max_new_tokens=150, ignore_eos=True)
+    driven.run(6)
+    asked_at = driven.clock.now
+    late = driven.ask(LONG, chunk_size=10, max_new_tokens=4, ignore_eos=True)
+    driven.run()
+    chunks = [span for span in driven.device.spans if span.kind == "prefill"][-18:]
+    assert all(after.start - before.end <= 3.0 for before, after in pairwise(chunks))
+    # The step that ran, the one that was launched behind it, then a chunk and a step in turn, and the last to be read.
+    assert late.times[0] - asked_at <= 2 * 3.0 + 18 * (1.0 + 3.0)
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_and_the_long_one_goes_on() -> None:
+    driven = Driven(VirtualDevice(num_slots=2, prefill_time=1.0, step_time=0.1))
+    long = driven.ask(LONG, chunk_size=1, max_new_tokens=2)
+    driven.run(3)
+    shorts = []
+    for i in range(30):
+        shorts.append(driven.ask((i, 5), chunk_size=1, seed=i, max_new_tokens=1))
+        asked_at = driven.clock.now
+        while not shorts[-1].ended:
+            driven.turn()
+        assert shorts[-1].times[0] - asked_at <= 6 * 1.1  # its two chunks, two of the long one, and the overlap
+    done = sum(span.kind == "prefill" for span in driven.device.spans) - 2 * len(shorts)
+    assert done >= 2 * len(shorts)
+    driven.run()
+    assert all(answered(asked) for asked in (long, *shorts))
+
+
+def test_a_client_with_many_requests_takes_no_more_than_its_part_of_the_rows() -> None:
+    driven = Driven(VirtualDevice(num_slots=4))
+    many = [driven.ask((i,), seed=i, client="batch", max_new_tokens=12, ignore_eos=True) for i in range(60)]
+    driven.run(5)
+    assert all(asked.row.slot >= 0 for asked in many[:4])
+    others = [driven.ask((50 + i,), seed=i, max_new_tokens=12, ignore_eos=True) for i in range(3)]
+    while not all(asked.row.slot >= 0 for asked in others):
+        driven.turn()
+    # They got the first rows that became free, and the batch has what is left.
+    assert sum(asked.row.slot >= 0 for asked in many) <= 4 + 1
+    driven.run()
+    assert all(answered(asked) for asked in (*many, *others))
+
+
+def test_a_client_with_many_requests_is_served_beside_a_stream_of_others() -> None:
+    driven = Driven(VirtualDevice(num_slots=2))
+    many = [driven.ask((i,), seed=i, client="batch", max_new_tokens=6, ignore_eos=True) for i in range(10)]
+    for i in range(400):
+        if driven.loop.num_waiting < 15:
+            driven.ask((i % 60,), seed=i, max_new_tokens=6, ignore_eos=True)
+        driven.turn()
+        if all(asked.ended for asked in many):
+            break
+    assert all(answered(asked) for asked in many)
+
+
+def test_equal_clients_are_served_in_the_order_they_came() -> None:
+    driven = Driven(VirtualDevice(num_slots=1))
+    asked = []
+    for i in range(6):
+        asked.append(driven.ask((i,), seed=i, max_new_tokens=3, ignore_eos=True))
+        driven.clock.now += 0.1
+    driven.run()
+    ends = [one.times[-1] for one in asked]
+    assert ends == sorted(ends)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_at_its_deadline_an_answer_ends_with_what_there_is_of_it(overlap: bool) -> None:
+    driven = Driven(VirtualDevice(num_slots=1, right=lambda _: False), Policy(overlap=overlap))
+    late = driven.ask(deadline=10.0, max_new_tokens=100, ignore_eos=True)
+    after = driven.ask((7,), max_new_tokens=3, ignore_eos=True)
+    driven.run()
+    tokens = list(late.generation.token_ids)
+    assert 7 <= len(tokens) <= 10
+    assert tokens == continuation(late.prompt, 0, len(tokens))
+    assert (late.generation.finish_reason, late.generation.stop_reason) == ("length", "timeout")
+    assert late.times[-1] <= 10.0 + 2.0  # within a turn
+    assert answered(after)
+
+
+def test_text_that_a_stop_string_held_back_comes_out_at_the_deadline() -> None:
+    driven = Driven(VirtualDevice(num_slots=1, right=lambda _: False))
+    free = driven.ask(max_new_tokens=20, ignore_eos=True)
+    driven.run()
+    text = free.generation.text
+    held = driven.ask(deadline=driven.clock.now + 6.5, max_new_tokens=100, ignore_eos=True, stop=(text[:15] + "~",))
+    driven.run()
+    assert len(held.pieces) == 1
+    assert held.generation.text == text[: len(held.generation.token_ids)] != ""
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_request_that_has_not_begun_by_its_deadline_is_an_error(waits: bool) -> None:
+    """Whether it waits for a row, or has one and its prompt is still read."""
+    driven = Driven(VirtualDevice(num_slots=1 if waits else 2))
+    first = driven.ask(max_new_tokens=30, ignore_eos=True)
+    late = driven.ask(LONG, chunk_size=2, deadline=8.0, max_new_tokens=5)
+    driven.run()
+    assert isinstance(late.error, DeadlineError)
+    assert not late.pieces
+    assert answered(first)
+    assert (driven.loop.num_running, driven.loop.num_waiting, driven.loop.cache_usage) == (0, 0, 0.0)
+
+
+def test_a_deadline_that_is_kept_changes_nothing() -> None:
+    driven = Driven()
+    asked = driven.ask(deadline=1000.0, max_new_tokens=30)
+    driven.run()
+    assert answered(asked)
+    assert not driven.loop._dated
+
+
+def test_how_a_request_went_is_reported_when_it_is_answered() -> None:
+    driven = Driven(VirtualDevice(num_slots=1, prefill_time=2.0, step_time=1.0, right=lambda _: False))
+    driven.ask((1, 2, 3, 4), chunk_size=2, max_new_tokens=4, ignore_eos=True)
+    driven.ask((1, 2, 3, 4), chunk_size=2, max_new_tokens=1, ignore_eos=True)
+    driven.cancel(driven.ask())
+    driven.run()
+    first, second = driven.answers
+    assert (first.queue_time, first.prefill_time, first.decode_time) == (0.0, 4.0, 3.0)
+    assert (first.num_prompt_tokens, first.num_cached_tokens, second.num_cached_tokens) == (4, 0, 2)
+    assert (second.queue_time, second.prefill_time, second.decode_time) == (7.0, 2.0, 0.0)
+
+
+def test_the_cache_s_use_is_that_of_the_rows_that_run() -> None:
+    driven = Driven(VirtualDevice(num_slots=2, capacity=100, right=lambda _: False))
+    driven.ask(tuple(range(40)), chunk_size=10, max_new_tokens=3, ignore_eos=True)
+    seen = []
+    while not driven.loop.idle:
+        driven.turn()
+        seen.append(driven.loop.cache_usage)
+    assert seen[:5] == [10 / 200, 20 / 200, 30 / 200, 40 / 200, 42 / 200]  # then the prompt's token and a step's
+    assert seen[-1] == 0.0
+
+
+def test_how_fast_answers_come_is_known_while_there_is_work_and_forgotten_after_a_pause() -> None:
+    driven = Driven(VirtualDevice(num_slots=1, prefill_time=1.0, step_time=1.0, right=lambda _: False))
+    for i in range(5):
+        driven.ask((i,), max_new_tokens=3, ignore_eos=True)
+    driven.run()
+    assert driven.loop.seconds_per_answer == pytest.approx(3.0, abs=0.5)
+    driven.clock.now += 1000
+    driven.ask(max_new_tokens=3)
+    assert driven.loop.seconds_per_answer == 0.0
