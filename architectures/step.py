@@ -4,7 +4,7 @@
                  │ hidden                │
                  └──────▶ drafter ◀──────┘ ──▶ K new drafts
 
-B rows, T tokens read of each row, R = W+1 positions at which the target is asked, K drafts, S cache capacity,
+B rows, T tokens read of each row, R positions at which the target is asked, K drafts, S cache capacity,
 L ≤ S visible cache positions. A row's tokens are n_known known ones (the pending token; for a prompt chunk,
 its tokens) followed by the drafts to verify. Positions are absolute: a row's first token stands at kv_len, its
 pending token at next_kv_len, and the drafts that a drafter runs after it reach position next_kv_len + K - 1.
@@ -41,7 +41,8 @@ class StepInputs(NamedTuple):
     next_token: Tensor
     """i64[B]: the prompt token after this chunk, or -1: commit what the target says."""
     verify_offsets: Tensor
-    """i64[R] = 0 … R-1."""
+    """i64[R] = r … W, r ≤ 0: where the target is asked, from the last known token on; 0 and above verify. Below 0
+    stand known tokens (a prompt's), whose rows are only asked; r > -n_known in every row."""
     key_positions: Tensor
     """i64[L] = 0 … L-1; L ≥ kv_len + T + 1 in every row."""
     temperature: Tensor
@@ -59,11 +60,13 @@ class StepOutputs(NamedTuple):
     accepted: Tensor
     """i64[B]: drafts accepted."""
     committed: Tensor
-    """i64[B, R]: accepted drafts, the target's own token, then -1."""
+    """i64[B, R]: accepted drafts, the target's own token, then -1; at offsets below 0, known tokens."""
     next_tokens: Tensor
     """i64[B, K+1]: the pending token and K drafts."""
     next_kv_len: Tensor
     """i64[B]."""
+    logits: Tensor
+    """f32[B, R, V]: the target's, before temperature and filters; a backend may leave them out of its graphs."""
     states: list[Tensor]
 
 
@@ -137,11 +140,13 @@ class FusedStep(nn.Module):
         hidden, caches = self.target(inputs.tokens, window, layer_caches(states[:count]), taps=self.drafter.taps)
 
         rows = inputs.n_known.unsqueeze(1) - 1 + inputs.verify_offsets  # [B, R]
-        judged = self._judge(inputs, hidden, rows)
+        asked = rows.clamp(max=inputs.tokens.shape[1] - 1)
+        logits = self.target.logits(ops.take_rows(hidden.final, asked))
+        judged = self._judge(inputs, logits, asked)
         drafts = ops.take_rows(inputs.tokens, (rows + 1).clamp(max=inputs.tokens.shape[1] - 1))
         is_draft = rows + 1 < inputs.n_tokens.unsqueeze(1)
         accepted = _accepted(is_draft & (drafts == judged), inputs.verify_offsets)
-        pending = ops.take_rows(judged, accepted.unsqueeze(1))  # [B, 1]
+        pending = ops.take_rows(judged, accepted.unsqueeze(1) - inputs.verify_offsets[:1])  # [B, 1]
         pending = torch.where(inputs.next_token.unsqueeze(1) >= 0, inputs.next_token.unsqueeze(1), pending)
 
         last = inputs.n_known - 1 + accepted
@@ -164,17 +169,16 @@ class FusedStep(nn.Module):
             committed=_committed(drafts, pending, accepted, inputs.verify_offsets),
             next_tokens=torch.cat((pending, proposed), dim=1),
             next_kv_len=next_kv_len,
+            logits=logits,
             states=[*flatten(caches), *drafter_states],
         )
 
-    def _judge(self, inputs: StepInputs, hidden: Hidden, rows: Tensor) -> Tensor:
-        """The target's own token after each of the R rows, i64[B, R].
+    def _judge(self, inputs: StepInputs, logits: Tensor, asked: Tensor) -> Tensor:
+        """The target's own token after each of the R rows asked, i64[B, R].
 
         The token at absolute position p depends on the target's distribution at p and uniform[row, p] alone:
         that is why the output is the same at any width, batch and chunking.
         """
-        asked = rows.clamp(max=inputs.tokens.shape[1] - 1)
-        logits = self.target.logits(ops.take_rows(hidden.final, asked))
         if self.greedy:
             return logits.argmax(dim=-1)
         uniform = ops.take_rows(inputs.uniform, inputs.kv_len.unsqueeze(1) + asked + 1).squeeze(-1)
@@ -182,15 +186,15 @@ class FusedStep(nn.Module):
 
 
 def _accepted(matches: Tensor, offsets: Tensor) -> Tensor:
-    """Length of the run of matches at the start of each row: bool[B, R], i64[R] → i64[B].
+    """Length of the run of matches at offset 0 and after it in each row: bool[B, R], i64[R] → i64[B].
 
     The last of the R positions never holds a draft, so there is always a first mismatch.
     """
-    return torch.where(matches, offsets.shape[0], offsets).amin(dim=1)
+    return torch.where(matches | (offsets < 0), offsets.shape[0], offsets).amin(dim=1)
 
 
 def _committed(drafts: Tensor, pending: Tensor, accepted: Tensor, offsets: Tensor) -> Tensor:
-    """Accepted drafts, then the pending token, then -1: i64[B, R]."""
+    """The tokens after those asked up to the accepted drafts, then the pending token, then -1: i64[B, R]."""
     after = torch.where(offsets == accepted.unsqueeze(1), pending, -1)
     return torch.where(offsets < accepted.unsqueeze(1), drafts, after)
 

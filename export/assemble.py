@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphspec.architectures.step import FusedStep
+from graphspec.backends import BACKENDS
 from graphspec.checkpoints import Checkpoint, fields
 from graphspec.errors import ConfigError
 from graphspec.manifest import Manifest
@@ -44,7 +45,7 @@ def assemble(plan: Plan, stage: Stage, *, on_stage: OnStage) -> Manifest:
             "key": plan.key,
             "architecture": resolution.architecture.name,
             "methods": resolution.architecture.methods,
-            "capabilities": sorted(resolution.architecture.capabilities),
+            "capabilities": sorted(resolution.architecture.capabilities - BACKENDS[options.backend].lacks),
             "pair": plan.pair,
             "speculative": plan.config.model_dump(mode="json"),
             "num_draft_tokens": plan.config.draft_width,

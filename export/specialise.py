@@ -46,6 +46,8 @@ class _Fixing:
     def __init__(self, model: ir.Model, batch: int | None) -> None:
         self._model = model.clone()
         self._graph = self._model.graph
+        for value in [value for value in self._graph.outputs if value.name == "logits"]:
+            self._graph.outputs.remove(value)  # megabytes that an engine would write at every step
         self._batch: int | str = "batch" if batch is None else batch
         self._first = next(iter(self._graph))
         self.builder = Builder(self._graph, prefix="fixed")

@@ -31,8 +31,9 @@ Capability = Literal[
     "replica_draft_probs",
 ]
 
-STEP_CAPABILITIES: frozenset[Capability] = frozenset({"greedy_acceptance"})
-"""What the fused step (graphspec.architectures.step) does for every pair; nothing else can be promised yet."""
+STEP_CAPABILITIES: frozenset[Capability] = frozenset({"greedy_acceptance", "logprobs"})
+"""What the fused step (graphspec.architectures.step) does for every pair; nothing else can be promised yet. A backend
+may leave some out (graphspec.backends)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from graphspec.errors import ConfigError, UnsupportedError
 from graphspec.manifest import Backend, Encoding
+
+if TYPE_CHECKING:
+    from graphspec.architecture import Capability
 
 Device = Literal["cpu", "cuda"]
 DEFAULT_BACKEND: Backend = "onnxruntime"
@@ -31,6 +34,9 @@ class BackendKind:
     prefill_chunks: tuple[int, ...] = ()
     """Prompt tokens an engine reads at once: a short one for what is left, a long one for the rest. Empty: any."""
 
+    lacks: frozenset[Capability] = frozenset()
+    """Capabilities of an architecture that its bundles do not have."""
+
     @property
     def padding(self) -> int:
         """Positions beyond a row's own that a padded prompt chunk may write to."""
@@ -43,6 +49,8 @@ class BackendKind:
 
 
 _ENGINE_ENCODINGS: tuple[Encoding, ...] = ("bfloat16", "float16", "fp8", "int8", "int4")
+# Logits would leave the device at every step.
+_NOT_ON_ENGINES: frozenset[Capability] = frozenset({"logprobs"})
 BACKENDS: dict[Backend, BackendKind] = {
     kind.name: kind
     for kind in (
@@ -61,6 +69,7 @@ BACKENDS: dict[Backend, BackendKind] = {
             distributions=("tensorrt",),
             extra="gpu",
             prefill_chunks=(16, 128),
+            lacks=_NOT_ON_ENGINES,
         ),
         BackendKind(
             name="tensorrt-rtx",
@@ -69,6 +78,7 @@ BACKENDS: dict[Backend, BackendKind] = {
             distributions=("tensorrt-rtx", "tensorrt-rtx-cu13"),
             extra="tensorrt-rtx",
             prefill_chunks=(16, 128),
+            lacks=_NOT_ON_ENGINES,
         ),
     )
 }

@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .logprobs import Logits
 from .sampling import SamplingParams
 
 NO_TOKEN = -1
@@ -29,6 +30,8 @@ class Chunk:
     tokens: tuple[int, ...]
     next_token: int = NO_TOKEN
     """The prompt token after them, or NO_TOKEN: they end the prompt, commit the target's token."""
+    num_logits: int = 0
+    """The result has the logits after this many of them, the last ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +43,17 @@ class StepResult:
     """i64[n]: drafts accepted."""
     committed: NDArray[np.int64]
     """i64[n, W+1]: accepted drafts, the target's own token, then -1."""
+    logits: Logits | None = None
+    """f32[n, W+1, V]: what each committed token was drawn from; of a chunk, f32[1, num_logits, V]. None: not asked
+    for."""
 
     def tokens(self, index: int) -> list[int]:
         """What row `index` committed."""
         return [int(token) for token in self.committed[index, : self.accepted[index] + 1]]
+
+    def logits_of(self, index: int) -> Logits | None:
+        """Those of row `index`, f32[R, V]."""
+        return None if self.logits is None else self.logits[index]
 
 
 class Pending(Protocol):
@@ -74,8 +84,9 @@ class Engine(Protocol):
         """Runs prompt tokens of one row."""
         ...
 
-    def step(self, slots: Sequence[int], width: int) -> Pending:
-        """Verifies `width` drafts in each of the rows and drafts anew."""
+    def step(self, slots: Sequence[int], width: int, *, logits: bool = False) -> Pending:
+        """Verifies `width` drafts in each of the rows and drafts anew. `logits`: the result has them, which only
+        bundles with the capability "logprobs" give."""
         ...
 
     def drafts(self, slot: int) -> NDArray[np.int64]:

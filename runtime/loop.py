@@ -168,7 +168,7 @@ class Loop:
 
     def _place(self, row: Row) -> None:
         if self._policy.reuse_prefixes:
-            row.slot, row.answer.num_cached_tokens = self._prefixes.take(self._free, row.answer.prompt)
+            row.slot, row.answer.num_cached_tokens = self._prefixes.take(self._free, row.answer.reusable)
         else:
             row.slot = min(self._free)  # a step runs the range of slots that holds its rows
         row.placed = self._clock()
@@ -208,7 +208,8 @@ class Loop:
         for width in sorted({row.width for row in ready}):
             rows = tuple(sorted((row for row in ready if row.width == width), key=lambda row: row.slot))
             slots = [row.slot for row in rows]
-            yield from self._try(rows, width, partial(self._engine.step, slots, width))
+            logits = any(row.answer.wants_logits for row in rows)
+            yield from self._try(rows, width, partial(self._engine.step, slots, width, logits=logits))
 
     def _prefilling(self) -> list[Row]:
         """Those whose prompts are run now. One at a time, it is in turn the one that came first, so that it gets done,
@@ -238,6 +239,7 @@ class Loop:
             self._fail(launch.rows, error)
             return
         if not launch.commits:
+            launch.rows[0].answer.read_prompt(result.logits_of(0))
             return
         accepted, committed = [], 0
         for index, row in enumerate(launch.rows):
@@ -248,7 +250,9 @@ class Loop:
             if not before:
                 row.first = self._clock()
             count = int(result.accepted[index])
-            pieces = row.answer.commit(result.tokens(index), accepted=count, width=launch.width)
+            pieces = row.answer.commit(
+                result.tokens(index), accepted=count, width=launch.width, logits=result.logits_of(index)
+            )
             kept = len(row.answer.token_ids) - before
             accepted.append(min(count, kept))
             committed += kept

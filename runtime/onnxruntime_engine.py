@@ -26,6 +26,7 @@ from .sampling import SamplingParams
 Array = NDArray[Any]
 
 _RESULTS = ("accepted", "committed", "next_tokens", "next_kv_len")
+_LOGITS = "logits"
 _SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "uniform"})
 """Inputs of a graph that samples."""
 _NEEDED = frozenset({"tokens", "kv_len", "n_tokens", "n_known", "next_token", "verify_offsets", "key_positions"})
@@ -52,6 +53,7 @@ class OnnxRuntimeEngine:
         self._graph = _graph(bundle)
         self._session = _session(bundle, self._graph, num_threads or most_threads(manifest), profile=profile)
         self._inputs = frozenset(spec.name for spec in self._graph.inputs)
+        self._vocabulary = _vocabulary(self._graph)
         _check_interface(self._session, bundle, self._graph)
         try:
             self._states = _zero_states(manifest, self.num_slots)
@@ -75,7 +77,7 @@ class OnnxRuntimeEngine:
         self._memory = {
             names: onnxruntime.OrtValue.ortvalue_from_numpy(array, self._on, 0) for names, array in self._states.items()
         }
-        self._bindings: dict[tuple[int, int], Any] = {}
+        self._bindings: dict[tuple[int, int, bool], Any] = {}
         self._device = ThreadPoolExecutor(1, thread_name_prefix="graphspec-engine")
         self._warm_up()
 
@@ -87,9 +89,9 @@ class OnnxRuntimeEngine:
         """Runs the chunk's tokens in one step of that one row."""
         return self._device.submit(self._prefill, chunk)
 
-    def step(self, slots: Sequence[int], width: int) -> Pending:
+    def step(self, slots: Sequence[int], width: int, *, logits: bool = False) -> Pending:
         """Verifies `width` drafts in each of the rows and drafts anew."""
-        return self._device.submit(self._step, tuple(slots), width)
+        return self._device.submit(self._step, tuple(slots), width, logits)
 
     def drafts(self, slot: int) -> NDArray[np.int64]:
         """Waits for what was launched."""
@@ -122,15 +124,18 @@ class OnnxRuntimeEngine:
         length = len(chunk.tokens)
         tokens = np.array([chunk.tokens], np.int64)
         counts = {"n_tokens": length, "n_known": length, "next_token": chunk.next_token}
-        return self._run((chunk.slot,), tokens, width=0, counts=counts)
+        offsets = np.arange(1 - max(chunk.num_logits, 1), 1)
+        return self._run((chunk.slot,), tokens, offsets=offsets, counts=counts, logits=chunk.num_logits > 0)
 
-    def _step(self, slots: tuple[int, ...], width: int) -> StepResult:
+    def _step(self, slots: tuple[int, ...], width: int, logits: bool) -> StepResult:
         first, last = min(slots), max(slots)
         tokens = self._tokens[first : last + 1, : width + 1]
         counts = {"n_tokens": width + 1, "n_known": 1, "next_token": NO_TOKEN}
-        return self._run(slots, tokens, width=width, counts=counts)
+        return self._run(slots, tokens, offsets=np.arange(width + 1), counts=counts, logits=logits)
 
-    def _run(self, slots: tuple[int, ...], tokens: Array, *, width: int, counts: dict[str, int]) -> StepResult:
+    def _run(
+        self, slots: tuple[int, ...], tokens: Array, *, offsets: Array, counts: dict[str, int], logits: bool
+    ) -> StepResult:
         rows = slice(min(slots), max(slots) + 1)
         feeds: dict[str, Array] = {name: np.full(len(tokens), value, np.int64) for name, value in counts.items()}
         feeds |= {name: values[rows] for name, values in self._sampling.items()}
@@ -138,19 +143,31 @@ class OnnxRuntimeEngine:
         if self._is_cuda:  # there a binding would keep what the table held when it was bound
             feeds["uniform"] = self._uniform[rows]
         feeds["kv_len"] = self._lengths(slots, tokens.shape[1])
-        feeds["verify_offsets"] = np.arange(width + 1)
+        feeds["verify_offsets"] = offsets
         feeds["key_positions"] = np.arange(self._visible(feeds["kv_len"], tokens.shape[1]))
-        binding = self._binding(rows)
+        binding = self._binding(rows, logits)
         for name in self._inputs & feeds.keys():
             binding.bind_cpu_input(name, feeds[name])
         for name in _RESULTS:
             binding.bind_output(name)
+        wanted = self._bind_logits(binding, (len(tokens), len(offsets))) if logits else None
         self._session.run_with_iobinding(binding)
         accepted, committed, next_tokens, next_kv_len = (v.numpy() for v in binding.get_outputs()[: len(_RESULTS)])
         inside = [slot - rows.start for slot in slots]
         self._tokens[list(slots)] = next_tokens[inside]
         self._kv_len[list(slots)] = next_kv_len[inside]
-        return StepResult(slots=slots, accepted=accepted[inside], committed=committed[inside])
+        if wanted is not None and inside != list(range(len(tokens))):
+            wanted = wanted[inside]
+        # Columns below offset 0 repeat the prompt.
+        return StepResult(
+            slots=slots, accepted=accepted[inside], committed=committed[inside, -offsets[0] :], logits=wanted
+        )
+
+    def _bind_logits(self, binding: Any, shape: tuple[int, int]) -> Array:
+        """Memory of the step's own, which the caller keeps: f32[B, R, V]."""
+        logits = np.empty((*shape, self._vocabulary), np.float32)
+        binding.bind_output(_LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        return logits
 
     def _lengths(self, slots: tuple[int, ...], length: int) -> Array:
         """kv_len of the range of slots. A row between that ended at the end of its cache has no room for `length`
@@ -163,9 +180,10 @@ class OnnxRuntimeEngine:
         needed = int(lengths.max()) + length + 1
         return min(-(-needed // _CONTEXT_STEP) * _CONTEXT_STEP, self.capacity)
 
-    def _binding(self, rows: slice) -> Any:
-        """Caches and tables of a range of slots, bound once: the same memory as input and output."""
-        key = (rows.start, rows.stop)
+    def _binding(self, rows: slice, logits: bool) -> Any:
+        """Caches and tables of a range of slots, bound once: the same memory as input and output. One for steps with
+        logits and one for those without, which do not copy them."""
+        key = (rows.start, rows.stop, logits)
         if key not in self._bindings:
             binding = self._session.io_binding()
             for name in _RESULTS:  # first, so that get_outputs starts with them
@@ -252,7 +270,8 @@ def _check_interface(session: Any, bundle: Bundle, graph: Graph) -> None:
         problems += [f"{what} {name}" for name in sorted(said.keys() | real) if said.get(name) != real.get(name)]
     problems += [f"input {name}" for name in sorted(_NEEDED - {spec.name for spec in graph.inputs})]
     problems += [f"input {spec.name}" for spec in graph.inputs if spec.name not in states | _NEEDED | _SAMPLING]
-    problems += [f"output {name}" for name in _RESULTS if name not in {spec.name for spec in graph.outputs}]
+    needed = (*_RESULTS, _LOGITS) if "logprobs" in manifest.capabilities else _RESULTS
+    problems += [f"output {name}" for name in needed if name not in {spec.name for spec in graph.outputs}]
     samples = {spec.name for spec in graph.inputs} & _SAMPLING
     if samples not in (_SAMPLING, set()) or bool(samples) != ("greedy" not in manifest.variants):
         problems.append("sampling")
@@ -262,6 +281,12 @@ def _check_interface(session: Any, bundle: Bundle, graph: Graph) -> None:
             f"({', '.join(dict.fromkeys(problems))}); rebuild it with: "
             f"{rebuild_command(manifest.build_command, bundle.root)}"
         )
+
+
+def _vocabulary(graph: Graph) -> int:
+    """V of its logits; 0: it gives none."""
+    sizes = [spec.shape[-1] for spec in graph.outputs if spec.name == _LOGITS]
+    return sizes[0] if sizes and isinstance(sizes[0], int) else 0
 
 
 def _options(num_threads: int | None) -> Any:

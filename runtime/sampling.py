@@ -14,6 +14,7 @@ GREEDY_BELOW = 1e-5
 MAX_TEMPERATURE = 100.0
 MAX_COUNT = 2**31 - 1
 MAX_SEED = 2**64 - 1
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,10 @@ class SamplingParams:
     """Those that are text all the same: what calls of tools are written in."""
     stream_interval: int = 1
     """Tokens in a piece at least, but for the first and the last."""
+    logprobs: int | None = None
+    """How probable each token was, and this many of the most probable ones beside it; 0: the token alone."""
+    prompt_logprobs: int | None = None
+    """Likewise for every token of the prompt but the first. The prompt is read whole then, whatever is cached."""
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
@@ -65,6 +70,9 @@ class SamplingParams:
         _check_flag("skip_special_tokens", self.skip_special_tokens)
         shown = _checked_strings("shown_special_tokens", self.shown_special_tokens)
         object.__setattr__(self, "shown_special_tokens", shown)
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None:
+                _check_integer(name, count, 0, MAX_LOGPROBS)
 
     @property
     def greedy(self) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphspec.bundle import Bundle
-from graphspec.errors import BundleError
+from graphspec.errors import BundleError, EngineError
 from graphspec.manifest import Graph, Manifest
 
 from .device import Address, Device, Library, Plan
@@ -74,8 +74,9 @@ class TensorRtEngine:
         """Ordered behind what was launched before."""
         self._rows.admit(slot, params, uniform, kept)
 
-    def step(self, slots: Sequence[int], width: int) -> Pending:
+    def step(self, slots: Sequence[int], width: int, *, logits: bool = False) -> Pending:
         """Verifies `width` drafts in each of the rows and drafts anew."""
+        _refuse_logits(logits)
         chosen = tuple(slots)
         bucket = self._bucket(max(chosen) + 1)
         self._rows.activate(chosen)
@@ -85,6 +86,7 @@ class TensorRtEngine:
 
     def prefill(self, chunk: Chunk) -> Pending:
         """Runs the chunk in pieces of the sizes that the bundle has engines for."""
+        _refuse_logits(chunk.num_logits > 0)
         pieces = list(_pieces(chunk, sorted(self._prefills)))
         for piece, size in pieces[:-1]:
             self._prefill(piece, size)
@@ -163,6 +165,11 @@ def _separate_outputs(
         for state in manifest.states
         if state.output not in in_place
     }
+
+
+def _refuse_logits(asked: bool) -> None:
+    if asked:
+        raise EngineError("logits were asked for, and engines of TensorRT keep them on the device")
 
 
 def _chunk_size(graph: Graph) -> int:

@@ -201,6 +201,30 @@ def test_a_longer_draft_begins_with_the_shorter_one(llama: Twin, drafts: dict[st
     assert proposed[2][:K] == proposed[1]
 
 
+def test_known_tokens_are_asked_at_offsets_below_0_and_nothing_else_changes(small: Twin, ngram: FusedStep) -> None:
+    expected = small.states(PROMPT).logits[: len(PROMPT)]
+    for chunk in (1, 3, len(PROMPT)):
+        plain, asking = (EagerLoop(ngram, [Row(prompt=PROMPT, chunk=chunk)], capacity=CAPACITY) for _ in range(2))
+        logits = []
+        while asking.rows[0].prefilling:
+            asking.known_asked = min(chunk, len(PROMPT) - asking.rows[0].kv_len) - 1
+            (turn,), (other,) = asking.advance(0), plain.advance(0)
+            assert turn.committed == other.committed
+            assert (turn.known, turn.accepted, turn.next_tokens) == (other.known, other.accepted, other.next_tokens)
+            logits.append(turn.logits)
+        torch.testing.assert_close(torch.cat(logits).double(), expected, rtol=0, atol=1e-3)
+
+
+def test_logits_are_those_that_every_committed_token_was_judged_by(small: Twin, ngram: FusedStep) -> None:
+    loop = loop_of(ngram, PROMPT)
+    for right in (0, 2, K):
+        start = len(loop.rows[0].tokens) - 1
+        offered = [token if i < right else wrong(token) for i, token in enumerate(answer(small, loop.rows[0])[:K])]
+        (turn,) = loop.advance(K, [offered])
+        expected = small.states(PROMPT).logits[start : start + right + 1]
+        torch.testing.assert_close(turn.logits[: right + 1].double(), expected, rtol=0, atol=1e-3)
+
+
 def test_the_greedy_variant_does_what_temperature_0_does(small: Twin, ngram: FusedStep) -> None:
     greedy = FusedStep(ngram.target, ngram.drafter, greedy=True)
     loops = [loop_of(step, PROMPT, (77,)) for step in (ngram, greedy)]

@@ -66,7 +66,7 @@ def test_archs_lists_every_architecture_and_what_it_needs(run: Command) -> None:
         "methods": ["eagle3", "eagle"],
         "draft_checkpoint": True,
         "default_num_speculative_tokens": 2,
-        "capabilities": ["greedy_acceptance"],
+        "capabilities": ["greedy_acceptance", "logprobs"],
     }
 
 

@@ -30,9 +30,9 @@ def rows_stepped_together(bundle: LoadedBundle, monkeypatch: pytest.MonkeyPatch)
     seen = list[int]()
     step = bundle._engine.step
 
-    def counted(slots: Sequence[int], width: int) -> Pending:
+    def counted(slots: Sequence[int], width: int, *, logits: bool) -> Pending:
         seen.append(len(slots))
-        return step(slots, width)
+        return step(slots, width, logits=logits)
 
     with monkeypatch.context() as patch:
         patch.setattr(bundle._engine, "step", counted)
@@ -75,7 +75,7 @@ def test_an_error_in_a_prefill_keeps_no_row(
 
 
 def test_an_error_in_a_step_keeps_no_row(bundle: LoadedBundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(slots: Sequence[int], width: int) -> Pending:
+    def failing(slots: Sequence[int], width: int, **_: bool) -> Pending:
         raise RuntimeError(f"no step of {len(slots)} rows at {width}")
 
     with monkeypatch.context() as patch:
@@ -126,7 +126,7 @@ def test_an_interrupt_in_a_step_ends_what_ran_and_nothing_later(
     other = pieces(bundle, PROMPTS[:2], new=20)
     next(other)
 
-    def interrupted(slots: Sequence[int], width: int) -> Pending:
+    def interrupted(slots: Sequence[int], width: int, **_: bool) -> Pending:
         raise KeyboardInterrupt(f"of {len(slots)} rows at {width}")
 
     with monkeypatch.context() as patch:

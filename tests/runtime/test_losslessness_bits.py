@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import tiny
-from stepping import LOGITS, Array, Row, Stepper, session, with_logits
+from stepping import LOGITS, Array, Row, Stepper, session
 
 from graphspec.architectures.state import StateSpec
 from graphspec.architectures.step import FusedStep
@@ -98,7 +98,7 @@ def lowered(portable: Portable, encoding: Encoding, sign: WeightSign, root: Path
     model = portable.model.clone()
     pipeline.run_passes(model, pipeline.onnxruntime(encoding, sign), on_pass=lambda _: None)
     externalise(model, root / "weights", "weights")
-    return Lowered(session(with_logits(model), root, num_threads=num_threads), portable.states)
+    return Lowered(session(model, root, num_threads=num_threads), portable.states)
 
 
 @pytest.fixture(scope="module")

@@ -53,9 +53,11 @@ class Turn:
     """Every token up to the pending one; in a prompt, up to the token after the chunk."""
     accepted: int
     committed: tuple[int, ...]
-    """All R columns, -1 included."""
+    """All columns from offset 0 on, -1 included."""
     next_tokens: tuple[int, ...]
     """The pending token and K drafts."""
+    logits: Tensor
+    """f32[R, V]: the target's, where it was asked."""
     draft_logits: Tensor | None
     """f32[K, draft vocabulary]: what the drafter chose its tokens from; None: it computes none."""
 
@@ -69,6 +71,8 @@ class EagerLoop:
         """`padding` fills a row's columns after its tokens; `visible` positions are looked at, if not just enough."""
         self.step, self.rows, self.capacity = step, list(rows), capacity
         self.padding, self.visible = padding, visible
+        self.known_asked = 0
+        """Known tokens before the last one at which the target is asked too."""
         self.states = [initial_state(spec, len(rows), capacity) for spec in step.states]
         for row in self.rows:
             row.tokens = list(row.prompt)
@@ -112,7 +116,7 @@ class EagerLoop:
             n_tokens=torch.tensor([len(k) + len(d) for k, d in zip(known, drafts, strict=True)]),
             n_known=torch.tensor([len(k) for k in known]),
             next_token=torch.tensor(following),
-            verify_offsets=torch.arange(width + 1),
+            verify_offsets=torch.arange(-self.known_asked, width + 1),
             key_positions=torch.arange(self.visible or visible),
             temperature=torch.tensor([row.sampling.temperature for row in rows]),
             top_k=torch.tensor([row.sampling.top_k for row in rows]),
@@ -126,7 +130,7 @@ class EagerLoop:
 
     def _take(self, index: int, outputs: StepOutputs, inputs: StepInputs, logits: Tensor | None) -> Turn:
         row = self.rows[index]
-        accepted, committed = int(outputs.accepted[index]), outputs.committed[index].tolist()
+        accepted, committed = int(outputs.accepted[index]), outputs.committed[index, self.known_asked :].tolist()
         row.kv_len = int(outputs.next_kv_len[index])
         pending, *row.drafts = outputs.next_tokens[index].tolist()
         if int(inputs.next_token[index]) < 0:
@@ -137,6 +141,7 @@ class EagerLoop:
             accepted=accepted,
             committed=tuple(committed),
             next_tokens=(pending, *row.drafts),
+            logits=outputs.logits[index],
             draft_logits=None if logits is None else logits[index],
         )
 

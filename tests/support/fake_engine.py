@@ -49,7 +49,8 @@ class FakeEngine:
         number = 1 if chunk.next_token == NO_TOKEN else 0
         return self._launch("prefill", (chunk.slot,), 0, {chunk.slot: number})
 
-    def step(self, slots: Sequence[int], width: int) -> FakePending:
+    def step(self, slots: Sequence[int], width: int, *, logits: bool = False) -> FakePending:
+        assert not logits, "its bundle gives none"
         accepted = min(self.accept(self._count), width)
         return self._launch("step", tuple(slots), width, dict.fromkeys(slots, accepted + 1))
 

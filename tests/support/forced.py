@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from graphspec.architecture import Architecture, DrafterKind
+from graphspec.architecture import STEP_CAPABILITIES, Architecture, DrafterKind
 from graphspec.architectures.llama3.arch import TARGET
 from graphspec.bundle import open_bundle
 from graphspec.runtime.answer import Generation
@@ -39,7 +39,7 @@ FORCED = DrafterKind(
     default_num_speculative_tokens=3,
     load=_load,
 )
-ARCHITECTURES = (Architecture(target=TARGET, drafter=FORCED),)
+ARCHITECTURES = (Architecture(target=TARGET, drafter=FORCED, capabilities=STEP_CAPABILITIES),)
 
 
 class ForcedBundle:

@@ -1,4 +1,4 @@
-"""A lowered graph run by hand in ONNX Runtime, with the logits it judges by as one more output."""
+"""A lowered graph run by hand in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphspec.architectures.state import StateSpec
 
 Array = NDArray[Any]
 
-LOGITS = "judged_logits"
+LOGITS = "logits"
 """f32[B, R, V]: what ArgMax and the draw read."""
 
 
@@ -30,23 +30,6 @@ def session(model: ir.Model, root: Path, *, num_threads: int = 1, optimise: bool
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(root))
     text = ir.to_proto(model).SerializeToString()
     return onnxruntime.InferenceSession(text, options, providers=["CPUExecutionProvider"])
-
-
-def with_logits(model: ir.Model) -> ir.Model:
-    """The model with LOGITS among its outputs."""
-    graph = model.graph
-    # Drafters have an ArgMax as well; the target's is the one that the choice between greedy and drawn reads.
-    (logits,) = {
-        node.inputs[0]
-        for node in graph
-        if node.op_type == "ArgMax" and any(user.graph is not graph for user, _ in node.outputs[0].uses())
-    }
-    assert logits is not None
-    copy = ir.node("Identity", [logits])
-    copy.outputs[0].name, copy.outputs[0].type = LOGITS, ir.TensorType(ir.DataType.FLOAT)
-    graph.append(copy)
-    graph.outputs.append(copy.outputs[0])
-    return model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
