@@ -183,3 +183,24 @@ def test_how_fast_answers_come_is_known_while_there_is_work_and_forgotten_after_
     driven.clock.now += 1000
     driven.ask(max_new_tokens=3)
     assert driven.loop.seconds_per_answer == 0.0
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("shorter", range(4))
+def test_a_conversation_goes_on_from_the_cache_and_says_what_it_says_from_a_cold_start(
+    overlap: bool, shorter: int
+) -> None:
+    """Wherever the answer before ended, inside a block or at its end, and were it cut back."""
+    for stop_at in range(2, 9):
+        driven = Driven(VirtualDevice(num_slots=2), Policy(overlap=overlap))
+        prompt = (1, 2, 3, 4, 5, 6)
+        stops = continuation(prompt, 0, 20)[stop_at - 1]
+        first = driven.ask(prompt, max_new_tokens=20, ignore_eos=True, stop_token_ids=(stops,))
+        driven.run()
+        turn = (*prompt, *first.generation.token_ids)
+        turn = (*turn[: len(turn) - shorter], 50, 51, 52)
+        second = driven.ask(turn, seed=4, max_new_tokens=20, ignore_eos=True)
+        driven.run()
+        assert answered(second)
+        # The newest token was not run, and the drafter's cache at the last position knew another token after it.
+        assert second.generation.num_cached_tokens == len(turn) - 3 - max(1 - shorter, 0) - 1
