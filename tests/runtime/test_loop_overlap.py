@@ -25,10 +25,8 @@ def ran(
     for row in range(rows):
         driven.ask((row,), seed=row, max_new_tokens=tokens, ignore_eos=True)
     driven.run()
-    assert all(
-        list(asked.generation.token_ids) == continuation(asked.prompt, i, tokens)
-        for i, asked in enumerate(driven.asked)
-    )
+    for seed, asked in enumerate(driven.asked):
+        assert list(asked.generation.token_ids) == continuation(asked.prompt, seed, tokens)
     return driven
 
 
@@ -69,8 +67,8 @@ def test_without_overlap_it_waits_for_all_that_the_host_does_between_two_steps(
 @many
 @given(rows=st.integers(1, 4), share=st.floats(1.05, 3.0))
 def test_with_overlap_a_slower_host_costs_only_what_it_needs_beyond_a_step(rows: int, share: float) -> None:
-    driven = ran(overlap=True, rows=rows, tokens=20, host_time=share * STEP / rows, launch_time=0.0)
-    steady = driven.device.gaps[2 * rows : -rows]
+    driven = ran(overlap=True, rows=rows, tokens=30, host_time=share * STEP / rows, launch_time=0.0)
+    steady = driven.device.gaps[3 * rows : -rows]
     assert len(steady) >= 10
     assert steady == pytest.approx([(share - 1) * STEP] * len(steady))
 
@@ -94,12 +92,10 @@ def late_rows(driven: Driven) -> int:
 @pytest.mark.parametrize("stop_at", range(1, 14))
 def test_a_stop_that_is_seen_late_drops_exactly_the_late_row(stop_at: int, width: int, overlap: bool) -> None:
     """The other row in that step, and in all others, keeps everything."""
-    prompt = next(
-        prompt
-        for prompt in ((a, b) for a in range(60) for b in range(60))
-        if len(set(continuation(prompt, 1, 14))) == 14
+    prompts = ((a, b) for a in range(60) for b in range(60))
+    prompt, tokens = next(
+        (prompt, said) for prompt in prompts if len(set(said := continuation(prompt, 1, 14))) == len(said)
     )
-    tokens = continuation(prompt, 1, 14)
     driven = Driven(VirtualDevice(num_slots=2, right=lambda position: position % 3 != 0), Policy(overlap=overlap))
     other = driven.ask((5, 6), seed=9, width=width, max_new_tokens=40, ignore_eos=True)
     stops = driven.ask(

@@ -113,7 +113,8 @@ class VirtualDevice:
             self._draft(row)
         return self._launched("prefill", (chunk.slot,), 0, self.prefill_time, [tokens])
 
-    def step(self, slots: Sequence[int], width: int) -> VirtualPending:
+    def step(self, slots: Sequence[int], width: int, *, logits: bool = False) -> VirtualPending:
+        assert not logits, "it has none"
         assert len(set(slots)) == len(slots) > 0
         committed = [self._verify(self._rows[slot], width) for slot in slots]
         return self._launched("step", tuple(slots), width, self.step_time, committed)
