@@ -19,7 +19,8 @@ from graphspec.bundle import Bundle, Host, rebuild_command
 from graphspec.errors import BundleError
 from graphspec.manifest import Graph, Manifest
 
-from .cuda_provider import CUDA, check_used, is_available, memory_of, provider_of
+from .caches import Caches, PackedCaches, Placed, zeros
+from .cuda_provider import CUDA, CudaCaches, check_used, is_available, memory_of, provider_of
 from .engine import NO_TOKEN, Chunk, Pending, StepResult
 from .sampling import SamplingParams
 
@@ -36,8 +37,6 @@ _TYPES = {
     for theirs, ours in (("float", "float32"), ("float16", "float16"), ("int64", "int64"), ("int32", "int32"))
 }
 """ONNX Runtime's names of types, and the manifest's."""
-_CONTEXT_STEP = 32
-"""Visible positions are rounded up to a multiple: fewer distinct shapes for the memory planner, equal bits."""
 
 
 class OnnxRuntimeEngine:
@@ -56,7 +55,7 @@ class OnnxRuntimeEngine:
         self._vocabulary = _vocabulary(self._graph)
         _check_interface(self._session, bundle, self._graph)
         try:
-            self._states = _zero_states(manifest, self.num_slots)
+            self._caches = _caches(manifest, self.num_slots)
             self._uniform = np.zeros((self.num_slots, self.capacity, 1), np.float32)
         except (MemoryError, ValueError) as error:  # ValueError: more than any machine could have
             raise BundleError(
@@ -73,11 +72,7 @@ class OnnxRuntimeEngine:
         }
         self._on = memory_of(manifest.backend.device_class)
         self._is_cuda = manifest.backend.device_class == CUDA
-        # On a CPU the very memory of the arrays.
-        self._memory = {
-            names: onnxruntime.OrtValue.ortvalue_from_numpy(array, self._on, 0) for names, array in self._states.items()
-        }
-        self._bindings: dict[tuple[int, int, bool], Any] = {}
+        self._bindings: dict[tuple[str, int, int, bool], tuple[int, Any]] = {}
         self._device = ThreadPoolExecutor(1, thread_name_prefix="graphspec-engine")
         self._warm_up()
 
@@ -122,30 +117,42 @@ class OnnxRuntimeEngine:
 
     def _prefill(self, chunk: Chunk) -> StepResult:
         length = len(chunk.tokens)
-        tokens = np.array([chunk.tokens], np.int64)
         counts = {"n_tokens": length, "n_known": length, "next_token": chunk.next_token}
         offsets = np.arange(1 - max(chunk.num_logits, 1), 1)
-        return self._run((chunk.slot,), tokens, offsets=offsets, counts=counts, logits=chunk.num_logits > 0)
+        placed = self._caches.place((chunk.slot,), self._kv_len, self._ahead(length), alone=True)
+        tokens = np.array([chunk.tokens], np.int64)
+        return self._run((chunk.slot,), tokens, placed, offsets=offsets, counts=counts, logits=chunk.num_logits > 0)
 
     def _step(self, slots: tuple[int, ...], width: int, logits: bool) -> StepResult:
-        first, last = min(slots), max(slots)
-        tokens = self._tokens[first : last + 1, : width + 1]
+        placed = self._caches.place(slots, self._kv_len, self._ahead(width + 1), alone=False)
+        tokens = self._tokens[placed.slots.start : placed.slots.stop, : width + 1]
         counts = {"n_tokens": width + 1, "n_known": 1, "next_token": NO_TOKEN}
-        return self._run(slots, tokens, offsets=np.arange(width + 1), counts=counts, logits=logits)
+        return self._run(slots, tokens, placed, offsets=np.arange(width + 1), counts=counts, logits=logits)
+
+    def _ahead(self, length: int) -> int:
+        """Positions behind those that a row holds which running `length` tokens and drafting writes or looks at."""
+        return length + self._width + 1
 
     def _run(
-        self, slots: tuple[int, ...], tokens: Array, *, offsets: Array, counts: dict[str, int], logits: bool
+        self,
+        slots: tuple[int, ...],
+        tokens: Array,
+        placed: Placed,
+        *,
+        offsets: Array,
+        counts: dict[str, int],
+        logits: bool,
     ) -> StepResult:
-        rows = slice(min(slots), max(slots) + 1)
+        rows = slice(placed.slots.start, placed.slots.stop)
         feeds: dict[str, Array] = {name: np.full(len(tokens), value, np.int64) for name, value in counts.items()}
         feeds |= {name: values[rows] for name, values in self._sampling.items()}
         feeds["tokens"] = np.ascontiguousarray(tokens)
         if self._is_cuda:  # there a binding would keep what the table held when it was bound
             feeds["uniform"] = self._uniform[rows]
-        feeds["kv_len"] = self._lengths(slots, tokens.shape[1])
+        feeds["kv_len"] = placed.lengths
         feeds["verify_offsets"] = offsets
-        feeds["key_positions"] = np.arange(self._visible(feeds["kv_len"], tokens.shape[1]))
-        binding = self._binding(rows, logits)
+        feeds["key_positions"] = np.arange(placed.visible)
+        binding = self._binding(placed, logits)
         for name in self._inputs & feeds.keys():
             binding.bind_cpu_input(name, feeds[name])
         for name in _RESULTS:
@@ -169,35 +176,26 @@ class OnnxRuntimeEngine:
         binding.bind_output(_LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         return logits
 
-    def _lengths(self, slots: tuple[int, ...], length: int) -> Array:
-        """kv_len of the range of slots. A row between that ended at the end of its cache has no room for `length`
-        tokens and drafts: it is moved back, over positions that no answer reaches."""
-        lengths = np.minimum(self._kv_len[min(slots) : max(slots) + 1], self.capacity - length - self._width)
-        lengths[np.array(slots) - min(slots)] = self._kv_len[list(slots)]
-        return lengths
-
-    def _visible(self, lengths: Array, length: int) -> int:
-        needed = int(lengths.max()) + length + 1
-        return min(-(-needed // _CONTEXT_STEP) * _CONTEXT_STEP, self.capacity)
-
-    def _binding(self, rows: slice, logits: bool) -> Any:
-        """Caches and tables of a range of slots, bound once: the same memory as input and output. One for steps with
-        logits and one for those without, which do not copy them."""
-        key = (rows.start, rows.stop, logits)
-        if key not in self._bindings:
-            binding = self._session.io_binding()
-            for name in _RESULTS:  # first, so that get_outputs starts with them
-                binding.bind_output(name)
-            if "uniform" in self._inputs and not self._is_cuda:
-                table = onnxruntime.OrtValue.ortvalue_from_numpy(self._uniform[rows])
-                binding.bind_ortvalue_input("uniform", table)
-            for (name, output), array in self._states.items():
-                at = self._memory[name, output].data_ptr() + rows.start * array[0].nbytes
-                placed = (self._on, 0, array.dtype.type, array[rows].shape, at)
-                binding.bind_input(name, *placed)
-                binding.bind_output(output, *placed)
-            self._bindings[key] = binding
-        return self._bindings[key]
+    def _binding(self, placed: Placed, logits: bool) -> Any:
+        """States and tables of a range of slots, bound until they move: the same memory as input and output. One for
+        steps with logits and one for those without, which do not copy them."""
+        (name, moves), slots = placed.memory, placed.slots
+        key = (name, slots.start, slots.stop, logits)
+        bound_at, binding = self._bindings.get(key, (-1, None))
+        if bound_at == moves:
+            return binding
+        binding = self._session.io_binding()
+        for result in _RESULTS:  # first, so that get_outputs starts with them
+            binding.bind_output(result)
+        if "uniform" in self._inputs and not self._is_cuda:
+            table = onnxruntime.OrtValue.ortvalue_from_numpy(self._uniform[slots.start : slots.stop])
+            binding.bind_ortvalue_input("uniform", table)
+        for state in placed.states():
+            where = (self._on, 0, state.dtype, state.shape, state.address)
+            binding.bind_input(state.input, *where)
+            binding.bind_output(state.output, *where)
+        self._bindings[key] = moves, binding
+        return binding
 
 
 def most_threads(manifest: Manifest) -> int:
@@ -312,12 +310,10 @@ def _check_exact(bundle: Bundle) -> None:
         )
 
 
-def _zero_states(manifest: Manifest, num_slots: int) -> dict[tuple[str, str], Array]:
-    """Zeroed: what a row has not written is masked, and a masked NaN would still be a NaN."""
-    sizes = {"batch": num_slots, "capacity": manifest.capacity}
-    return {
-        (state.input, state.output): np.zeros(
-            [sizes[dim] if isinstance(dim, str) else dim for dim in state.shape], state.dtype
-        )
-        for state in manifest.states
-    }
+def _caches(manifest: Manifest, num_slots: int) -> Caches:
+    """Raises MemoryError or ValueError if this machine could not hold all rows at their longest."""
+    for state in manifest.states:
+        zeros(state, num_slots, manifest.capacity)  # reserved, not touched
+    if manifest.backend.device_class == CUDA:
+        return CudaCaches(manifest, num_slots, memory_of(CUDA))
+    return PackedCaches(manifest, num_slots)
