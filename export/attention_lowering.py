@@ -18,8 +18,9 @@ BLOCK = 128
 class AttentionLowering:
     """Lowers WriteCache, Attention and DraftAttention; what layers share (a mask, a slice) is made once."""
 
-    def __init__(self, builder: Builder) -> None:
-        self._builder = builder
+    def __init__(self, builder: Builder, *, whole_caches: bool) -> None:
+        """`whole_caches`: a cache has L positions, no more, so that nothing is cut from it."""
+        self._builder, self._whole = builder, whole_caches
         self._masks: dict[tuple[ir.Value, int], ir.Value] = {}
         self._lengths: dict[ir.Value, ir.Value] = {}
         self._visible: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
@@ -105,7 +106,9 @@ class AttentionLowering:
         return op("Add", [scores, self._masks[mask, group]])
 
     def _slice(self, cache: ir.Value, mask: ir.Value) -> ir.Value:
-        """The first L positions: what a CPU kernel reads costs time, whether it is masked or not."""
+        """The first L positions: what a kernel reads costs time, whether it is masked or not."""
+        if self._whole:
+            return cache
         if (cache, mask) not in self._visible:
             const = self._builder.constant
             visible = self._builder.op("Slice", [cache, const([0]), self._length(mask), const([2])])

@@ -61,6 +61,7 @@ def _run(session: Any, states: Sequence[StateSpec], tokens: NDArray[np.int64], s
     start = 0
     for length in split:
         after = start + length
+        visible = min(-(-(after + 1) // 32) * 32, capacity)
         following = tokens[:, after] if after < tokens.shape[1] else np.full(batch, -1)
         feeds = {
             "tokens": tokens[:, start:after],
@@ -69,7 +70,7 @@ def _run(session: Any, states: Sequence[StateSpec], tokens: NDArray[np.int64], s
             "n_known": np.full(batch, length),
             "next_token": following,
             "verify_offsets": np.arange(1),
-            "key_positions": np.arange(min(-(-(after + 1) // 32) * 32, capacity)),
+            "key_positions": np.arange(visible),
             "temperature": np.zeros(batch, np.float32),
             "top_k": np.zeros(batch, np.int64),
             "top_p": np.ones(batch, np.float32),
@@ -77,19 +78,25 @@ def _run(session: Any, states: Sequence[StateSpec], tokens: NDArray[np.int64], s
             "uniform": np.zeros((batch, capacity, 1), np.float32),
         }
         read = {value.name for value in session.get_inputs()}
-        given = {name: value for name, value in {**feeds, **held}.items() if name in read}
+        seen = {spec.name: _first(held[spec.name], spec, visible) for spec in states}
+        given = {name: value for name, value in {**feeds, **seen}.items() if name in read}
         names = [f"{spec.name}.next" for spec in states]
-        held = dict(zip(held, session.run(names, given), strict=True))
+        for spec, after_step in zip(states, session.run(names, given), strict=True):
+            _first(held[spec.name], spec, visible)[...] = after_step
         start = after
     return held
+
+
+def _first(array: NDArray[Any], spec: StateSpec, count: int) -> NDArray[Any]:
+    """A view of the first positions of every row."""
+    return array[(slice(None),) * spec.shape.index("capacity") + (slice(count),)]
 
 
 def _same_bits(left: Arrays, right: Arrays, states: Sequence[StateSpec], length: int) -> bool:
     """Compares the first row's entries at the positions of the tokens."""
 
     def written(arrays: Arrays, spec: StateSpec) -> NDArray[Any]:
-        axis = spec.shape.index("capacity")
-        return np.take(arrays[spec.name][0], np.arange(length), axis - 1)
+        return _first(arrays[spec.name][:1], spec, length)
 
     # What a drafter keeps decides what is proposed, never what is committed.
     kept = [spec for spec in states if spec.name.startswith("target.")]

@@ -29,7 +29,7 @@ CUDA_MIN_VERSION = "1.31"
 
 
 class OnnxRuntimeBackend:
-    """One encoding on this machine's CPU, or float32 on CUDA: the same graph, which nothing here runs."""
+    """One encoding on this machine's CPU, or float32 on CUDA, whose graph nothing here runs."""
 
     name = "onnxruntime"
     dtype: FloatType = "float32"
@@ -76,7 +76,7 @@ class OnnxRuntimeBackend:
         for width in widths:
             on_stage(f"writing the portable graph of width {width}")
             portable.append(self._write_portable(model, step, width, root))
-        run(pipeline.onnxruntime(self._encoding, self._sign or "uint8"), len(pipeline.PORTABLE))
+        run(pipeline.onnxruntime(self._encoding, self._sign or "uint8", self._device), len(pipeline.PORTABLE))
         on_stage("writing weights")
         externalise(model, root / "weights" / "model.safetensors", "weights/model.safetensors")
         ir.save(model, root / "graphs" / "any.onnx")

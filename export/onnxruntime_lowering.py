@@ -1,4 +1,8 @@
-"""Replaces the nodes of dialect.py by what ONNX Runtime's CPU provider runs best."""
+"""Replaces the nodes of dialect.py by what ONNX Runtime's CPU provider runs best.
+
+There a step's caches have exactly the L positions that it looks at (runtime/caches.py): a slice of each would be a
+copy of it, in every layer. On a GPU they have all S, and the graph slices them.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,19 @@ from .lowering import replace_dialect, split_heads, static_size, take_rows
 from .sampling_lowering import lower_sample
 
 
-def lower(model: ir.Model, encoding: Encoding, weight_sign: WeightSign) -> ir.Model:
-    """The same graph, in place, in standard and com.microsoft operators."""
-    lowering = _Lowering(Builder(model.graph), encoding, weight_sign)
+def lower(model: ir.Model, encoding: Encoding, weight_sign: WeightSign, *, whole_caches: bool = True) -> ir.Model:
+    """The same graph, in place, in standard and com.microsoft operators. `whole_caches`: S is L in every step."""
+    lowering = _Lowering(Builder(model.graph), encoding, weight_sign, whole_caches=whole_caches)
     replace_dialect(model, lowering.builder, lowering.lower)
     model.opset_imports[MICROSOFT] = 1
     return model
 
 
 class _Lowering:
-    def __init__(self, builder: Builder, encoding: Encoding, weight_sign: WeightSign) -> None:
+    def __init__(self, builder: Builder, encoding: Encoding, weight_sign: WeightSign, *, whole_caches: bool) -> None:
         self.builder = builder
         self._linear = LinearLowering(builder, encoding, weight_sign)
-        self._attention = AttentionLowering(builder)
+        self._attention = AttentionLowering(builder, whole_caches=whole_caches)
 
     def lower(self, node: ir.Node) -> ir.Value:
         """The value that replaces a node's output."""

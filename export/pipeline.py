@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 from onnxscript import optimizer
 
+from graphspec.backends import Device
 from graphspec.errors import BuildError
 
 from . import tensorrt_lowering
@@ -66,10 +67,10 @@ PORTABLE = (
 """What every backend starts from."""
 
 
-def onnxruntime(encoding: Encoding, weight_sign: WeightSign) -> tuple[Pass, ...]:
-    """From the portable graph to one that ONNX Runtime's CPU provider runs."""
+def onnxruntime(encoding: Encoding, weight_sign: WeightSign, device: Device = "cpu") -> tuple[Pass, ...]:
+    """From the portable graph to one that ONNX Runtime's CPU provider runs, or its CUDA one."""
     return (
-        Pass("lower", lambda model: lower(model, encoding, weight_sign)),
+        Pass("lower", lambda model: lower(model, encoding, weight_sign, whole_caches=device == "cpu")),
         Pass("share_lowered", share_subexpressions),
         Pass("fuse_residual_norms", fuse_residual_norms),
         Pass("remove_unused", remove_unused),

@@ -145,7 +145,7 @@ CASES: dict[str, dict[str, Case]] = {
 """test_sampling_lowering.py has more of Sample, test_linear.py int8."""
 
 
-def lowered(operator: str, case: Case, expected: Array) -> ir.Model:
+def lowered(operator: str, case: Case, expected: Array, *, whole_caches: bool = False) -> ir.Model:
     values = {
         name: constant(name, array) if name in case.weights else value_of(name, array)
         for name, array in case.arguments.items()
@@ -155,7 +155,7 @@ def lowered(operator: str, case: Case, expected: Array) -> ir.Model:
     weights = [value for name, value in values.items() if name in case.weights]
     inputs = [value for name, value in values.items() if name not in case.weights]
     model = model_of(inputs, [node], [output], weights)
-    lower(model, "float32", "uint8")
+    lower(model, "float32", "uint8", whole_caches=whole_caches)
     return model
 
 
@@ -190,6 +190,24 @@ def test_a_lowered_operator_computes_what_torch_does(operator: str, name: str, o
         np.testing.assert_array_equal(result, expected)
     else:
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"), [(operator, name) for operator in ("Attention", "DraftAttention") for name in CASES[operator]]
+)
+def test_a_cache_of_just_the_positions_looked_at_is_not_copied(operator: str, name: str) -> None:
+    case = CASES[operator][name]
+    cut = {key: array[:, :, :12].copy() for key, array in case.arguments.items() if key in ("keys", "values")}
+    packed = Case(arguments={**case.arguments, **cut}, attributes=case.attributes)
+    expected = eager(operator, case)
+    model = lowered(operator, packed, expected, whole_caches=True)
+    caches = {value for value in model.graph.inputs if value.name in cut}
+    blocks = "heads of" in name  # a head of more than BLOCK terms is multiplied in parts
+    assert blocks or not any(node.op_type == "Slice" and node.inputs[0] in caches for node in model.graph)
+    (result,) = run(model, dict(packed.arguments), optimise=True)
+    np.testing.assert_array_equal(
+        result, run(lowered(operator, case, expected), dict(case.arguments), optimise=True)[0], "the same bits"
+    )
 
 
 def test_masked_positions_have_no_weight_whatever_they_hold() -> None:

@@ -75,9 +75,14 @@ class Stepper:
             "top_p": np.ones(batch, np.float32),
             "min_p": np.zeros(batch, np.float32),
             "uniform": self.uniform,
-            **self.states,
+            **{spec.name: self._first(spec, visible) for spec in self._specs},
         }
         names = [output.name for output in self._session.get_outputs()]
         outputs = dict(zip(names, self._session.run(names, feeds), strict=True))
-        self.states = {spec.name: outputs[f"{spec.name}.next"] for spec in self._specs}
+        for spec in self._specs:
+            self._first(spec, visible)[...] = outputs[f"{spec.name}.next"]
         return outputs
+
+    def _first(self, spec: StateSpec, count: int) -> Array:
+        """The first positions of every row: a step's states are as long as what it looks at."""
+        return self.states[spec.name][(slice(None),) * spec.shape.index("capacity") + (slice(count),)]
