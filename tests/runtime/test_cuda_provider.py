@@ -60,7 +60,6 @@ def test_the_manifest_says_cuda_and_claims_no_equal_bits(pairs: Pairs, cuda_bund
     on_cpu = read_manifest(pairs.bundle(NAME))
     assert "--device" not in on_cpu.build_command
     assert manifest.key != on_cpu.key
-    assert manifest.files == on_cpu.files, "the same graph and weights"
 
 
 def test_without_the_provider_it_says_what_to_install(cuda_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +81,7 @@ def test_a_session_that_fell_back_to_the_cpu_is_refused(cuda_bundle: Path, avail
         load(cuda_bundle)
 
 
-def test_the_same_graph_run_where_the_faked_provider_is_gives_the_same_tokens(
+def test_its_graph_run_where_the_faked_provider_is_gives_the_same_tokens(
     pairs: Pairs, cuda_bundle: Path, available: pytest.MonkeyPatch
 ) -> None:
     """With this machine's memory for the GPU's."""
