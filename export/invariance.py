@@ -88,7 +88,9 @@ def _run(session: Any, states: Sequence[StateSpec], tokens: NDArray[np.int64], s
 
 
 def _first(array: NDArray[Any], spec: StateSpec, count: int) -> NDArray[Any]:
-    """A view of the first positions of every row."""
+    """A view of the first positions of every row; all of a state that has none."""
+    if "capacity" not in spec.shape:
+        return array
     return array[(slice(None),) * spec.shape.index("capacity") + (slice(count),)]
 
 

@@ -7,6 +7,7 @@ the table, and so knows what is accepted before it runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,13 +16,16 @@ from graphspec.architecture import STEP_CAPABILITIES, Architecture, DrafterKind
 from graphspec.architectures.llama3.arch import TARGET
 from graphspec.bundle import open_bundle
 from graphspec.runtime.answer import Generation
+from graphspec.runtime.caches import PackedCaches, zeros
 from graphspec.runtime.generate import LoadedBundle
 from graphspec.runtime.onnxruntime_engine import OnnxRuntimeEngine, host
 from graphspec.runtime.sampling import SamplingParams
 from graphspec.runtime.text import Tokenizer
 
 TABLE = "draft.forced"
-"""The state that holds it, i64[B, S]; -1: no draft."""
+"""The state that holds it, i64[B, LONGEST]; -1: no draft."""
+LONGEST = 512
+"""Positions it has drafts for: a row's table is whole from the start, as a cache is not."""
 
 
 def _load(_target: Any, _draft: None, num_draft_tokens: int, _config: Any) -> Any:
@@ -66,12 +70,22 @@ class ForcedBundle:
     ) -> list[Generation]:
         """`drafts`: for each prompt, what to draft for the answer's first position and on; then nothing."""
         assert len(prompts) <= self._engine.num_slots
-        table = self._engine._states[TABLE, f"{TABLE}.next"]  # the device's memory: no product code writes it
-        table[:] = -1
-        for row, prompt, tokens in zip(table, prompts, drafts, strict=False):
-            room = row[len(prompt) :]
-            room[: len(tokens)] = tokens[: len(room)]
+        for slot, (prompt, tokens) in enumerate(zip_longest(prompts, drafts, fillvalue=())):
+            force(self._engine, slot, len(prompt), tokens)
         return self._loaded.generate(prompts, params, **options)
+
+
+def force(engine: OnnxRuntimeEngine, slot: int, start: int, tokens: Sequence[int]) -> None:
+    """Gives a free slot a table that drafts these tokens from position `start` on, and nothing else. Only a test can:
+    it is laid where the engine finds what a row held before."""
+    caches = engine._caches
+    assert isinstance(caches, PackedCaches)
+    caches._resident.pop(slot, None)
+    caches._alone_slot = None if caches._alone_slot == slot else caches._alone_slot
+    caches._aside[slot] = [zeros(state, 1, 0) for state in caches._states]
+    (table,) = (held for held, state in zip(caches._aside[slot], caches._states, strict=True) if state.input == TABLE)
+    table[:] = -1
+    table[0, start : start + len(tokens)] = tokens[: LONGEST - start]
 
 
 def passes_by_hand(drafts: Sequence[int], answer: Sequence[int], width: int) -> list[tuple[int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from forced import TABLE
+from forced import LONGEST, TABLE
 from torch import Tensor, nn
 
 from graphspec.architectures import ops
@@ -23,9 +23,9 @@ class ForcedDrafter(nn.Module):
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        return (StateSpec(name=TABLE, shape=("batch", "capacity"), dtype="int64"),)
+        return (StateSpec(name=TABLE, shape=("batch", LONGEST), dtype="int64"),)
 
-    def propose(self, target: DecoderTarget, verified: Verified, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def propose(self, _: DecoderTarget, verified: Verified, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         (table,) = states
         positions = verified.next_kv_len.unsqueeze(1) + 1 + torch.arange(self.num_draft_tokens)
-        return ops.take_rows(table, positions.clamp(max=target.capacity - 1)), [table]
+        return ops.take_rows(table, positions.clamp(max=LONGEST - 1)), [table]
