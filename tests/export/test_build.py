@@ -37,7 +37,7 @@ def test_the_graph_is_the_step_of_the_design(pairs: Pairs, name: str, encoding: 
     states = [f"{s.name}" for s in pairs.step(name).states]
     (graph,) = (graph for graph in manifest.graphs if graph.role == "any")
     assert [spec.name for spec in graph.inputs] == [*StepInputs._fields, *states]
-    results = ["accepted", "committed", "next_tokens", "next_kv_len"]
+    results = ["accepted", "committed", "next_tokens", "next_kv_len", "logits"]
     assert [spec.name for spec in graph.outputs] == [*results, *(f"{state}.next" for state in states)]
     assert dict(graph.aliases) == {f"{state}.next": state for state in states}
     shapes = {spec.name: spec.shape for spec in (*graph.inputs, *graph.outputs)}
