@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from answers import PROMPTS
+from callers import WAIT, Caller, reached
 from fake_engine import FakeEngine, tokens_after
 from pairs import NAMES, K, Pairs
 
@@ -26,36 +26,6 @@ from graphspec.runtime.sampling import SamplingParams
 from graphspec.runtime.scheduler import GenerationRequest, Scheduler
 
 pytestmark = pytest.mark.slow
-
-WAIT = 60.0
-"""Seconds; a test that waits longer has hung."""
-
-
-@dataclass
-class Caller:
-    """Collects what a request is told."""
-
-    pieces: list[Piece] = field(default_factory=list)
-    error: GraphspecError | None = None
-    ended: threading.Event = field(default_factory=threading.Event)
-
-    def __call__(self, news: Piece | GraphspecError) -> None:
-        assert not self.ended.is_set(), "nothing comes after the end"
-        if isinstance(news, GraphspecError):
-            self.error = news
-        else:
-            self.pieces.append(news)
-        if self.error or self.pieces[-1].generation:
-            self.ended.set()
-
-    def generation(self) -> Generation:
-        assert self.ended.wait(WAIT)
-        assert self.error is None
-        last = self.pieces[-1].generation
-        assert last is not None
-        assert "".join(piece.text for piece in self.pieces) == last.text
-        assert [token for piece in self.pieces for token in piece.token_ids] == list(last.token_ids)
-        return last
 
 
 def request(prompt: Sequence[int] = (1, 2, 3), *, speculative: bool = True, **params: Any) -> GenerationRequest:
@@ -114,13 +84,6 @@ def start(pairs: Pairs, request: pytest.FixtureRequest) -> Callable[..., tuple[F
 
 
 Start = Callable[..., tuple[FakeEngine, Scheduler]]
-
-
-def reached(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + WAIT
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.005)
-    return condition()
 
 
 def steps(engine: FakeEngine) -> list[tuple[Any, ...]]:
