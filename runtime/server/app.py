@@ -25,6 +25,7 @@ from .errors import ApiError, as_api_error, invalid, unavailable
 from .job import Job, Object
 from .metrics import CONTENT_TYPE, Metrics
 from .model import Model
+from .openapi import openapi
 from .schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse
 from .streaming import EventStream, as_json
 from .tokenizing import detokenize, tokenize, tokenizer_info
@@ -126,6 +127,7 @@ def create_app(serving: Serving) -> Starlette:
             route("/health/ready", _ready, open_to_all=True),
             route("/version", _version, open_to_all=True),
             route("/metrics", _metrics, open_to_all=True),
+            route("/openapi.json", _openapi, open_to_all=True),
         ],
         exception_handlers={HTTPException: _no_route, Exception: _crashed},
     )
@@ -211,6 +213,12 @@ async def _version(_: Serving, __: Request) -> Response:
 
 async def _metrics(serving: Serving, _: Request) -> Response:
     return Response(serving.metrics.exposition(), media_type=CONTENT_TYPE)
+
+
+async def _openapi(serving: Serving, _: Request) -> Response:
+    model = serving.model
+    vocabulary = None if model is None else model.bundle.manifest.pair.target.vocab_size
+    return Json(openapi(with_key=serving.api_key is not None, vocabulary=vocabulary))
 
 
 async def _content(request: Request) -> bytes:

@@ -20,8 +20,6 @@ _OURS = ("messages", "tools", "documents", "add_generation_prompt", "bos_token",
 
 def chat_job(body: ChatBody, model: Model, name: str) -> Job:
     """Renders and encodes the messages. Raises ApiError."""
-    if not body.messages:
-        raise invalid("messages", "messages is missing or empty: give at least one")
     bundle = model.bundle
     _check_tools(body, model)
     prompt = render(body, bundle)
@@ -50,6 +48,8 @@ def encode_chat(body: ChatBody | TokenizeBody, bundle: LoadedBundle) -> list[int
 
 def render(body: ChatBody | TokenizeBody, bundle: LoadedBundle) -> str:
     """The prompt that the model's template makes of a chat. Raises ApiError."""
+    if not body.messages:
+        raise invalid("messages", "messages is missing or empty: give at least one")
     variables = body.chat_template_kwargs or {}
     if taken := [name for name in _OURS if name in variables]:
         raise invalid("chat_template_kwargs", f"chat_template_kwargs has {taken[0]}, which the server fills in itself")
@@ -59,7 +59,7 @@ def render(body: ChatBody | TokenizeBody, bundle: LoadedBundle) -> str:
     try:
         return render_chat(
             tokenizer.chat_template,
-            template_messages(body.messages or ()),
+            template_messages(body.messages),
             add_generation_prompt=body.add_generation_prompt is not False,
             bos_token=tokenizer.bos_token,
             eos_token=tokenizer.eos_token,

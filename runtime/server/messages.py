@@ -51,8 +51,10 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise invalid("messages", f"{where} is {reprlib.repr(call)}: it must have a function with a name")
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
+    arguments = function.get("arguments")
+    if arguments in (None, ""):
+        arguments = {}
+    elif isinstance(arguments, str):
         arguments = _object(arguments)
     if not isinstance(arguments, dict):
         said = reprlib.repr(function["arguments"])

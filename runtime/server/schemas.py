@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn, Required, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from graphspec.errors import RequestError
 
-from ..sampling import MAX_SEED, SamplingParams
+from ..sampling import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, SamplingParams
 from .errors import ApiError, invalid
 
 MAX_CHOICES = 128
@@ -32,7 +40,7 @@ class Body(BaseModel):
     """null stands for a field that was not given, in every field."""
 
     # JSON has types of its own: no "5" for 5, no true for 1.
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, use_attribute_docstrings=True)
 
 
 class Function(TypedDict, total=False):
@@ -49,6 +57,54 @@ class Tool(TypedDict):
 
     type: Literal["function"]
     function: Function
+
+
+def _told(**rules: Any) -> Any:
+    """Rules of a field that SamplingParams checks, and says better; here for the schema."""
+    return Field(default=None, json_schema_extra=rules)
+
+
+NonEmpty = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1})]
+TokenId = Annotated[int, WithJsonSchema({"$ref": "#/components/schemas/TokenId"})]
+"""The vocabulary is the model's."""
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CALL = {
+    "type": "object",
+    "properties": {
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "arguments": {"type": ["string", "object", "null"]},
+            },
+            "required": ["name"],
+        }
+    },
+    "required": ["function"],
+}
+Messages = Annotated[
+    list[dict[str, Any]] | None,
+    WithJsonSchema(
+        {
+            "type": ["array", "null"],
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "role": {"type": "string"},
+                    "content": {"type": ["string", "array", "null"], "items": _TEXT_PART},
+                    "tool_calls": {"type": ["array", "null"], "items": _CALL},
+                },
+                "required": ["role"],
+            },
+        }
+    ),
+]
+"""Checked where they are made ready for the template (messages.py)."""
 
 
 def _as_given(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
@@ -71,16 +127,16 @@ class GenerationBody(Body):
     """What chat and text completions share."""
 
     model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    temperature: float | None = _told(minimum=0, maximum=MAX_TEMPERATURE)
+    top_p: float | None = _told(exclusiveMinimum=0, maximum=1)
+    top_k: int | None = _told(minimum=-1, maximum=MAX_COUNT)
+    min_p: float | None = _told(minimum=0, maximum=1)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(default=None, ge=-(2**63), le=MAX_SEED)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: NonEmpty | list[NonEmpty] | None = _told(maxItems=MAX_STOPS)
+    stop_token_ids: list[TokenId] | None = None
     max_tokens: int | None = Field(default=None, ge=0)
-    min_tokens: int | None = None
+    min_tokens: int | None = _told(minimum=0)
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -92,7 +148,7 @@ class GenerationBody(Body):
     """Seconds: then an answer ends with the text there is; one that has not begun is an error."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stream_interval: int | None = None
+    stream_interval: int | None = _told(minimum=1)
     """Tokens in a chunk at least, but for the first and the last; a step may give several anyway."""
 
     @property
@@ -144,14 +200,14 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] | None = None
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] | None = _told(minItems=1)
     echo: bool | None = None
 
 
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages = None
     max_completion_tokens: int | None = Field(default=None, ge=0)
     tools: Tools = None
     tool_choice: Literal["none", "auto"] | None = None
@@ -178,7 +234,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -195,22 +251,18 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[TokenId]
 
 
-def _only(*harmless: object) -> Callable[[Any], bool]:
-    return lambda value: value in harmless
-
-
-_NOTHING = _only(False, 0, "", "none", [], {})
-_REFUSED: Mapping[str, Callable[[Any], bool]] = {
-    "presence_penalty": _only(0),
-    "frequency_penalty": _only(0),
-    "repetition_penalty": _only(1),
-    "length_penalty": _only(1),
-    "logprobs": lambda value: value is False,  # 0 asks for those of the tokens themselves
-    "response_format": lambda value: isinstance(value, dict) and value.get("type") == "text",
-    "modalities": _only(["text"], []),
+_NOTHING: tuple[Any, ...] = (False, 0, "", "none", [], {})
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logprobs": (False,),  # 0 asks for those of the tokens themselves
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"], []),
     **dict.fromkeys(
         (
             "logit_bias", "top_logprobs", "prompt_logprobs", "logits_processors", "use_beam_search",
@@ -243,14 +295,19 @@ def parse(model: type[T], content: bytes) -> T:
 
 
 def _refuse(raw: Mapping[str, Any], body: GenerationBody) -> None:
-    for name, harmless in _REFUSED.items():
-        if raw.get(name) is not None and not harmless(raw[name]):
+    for name, harmless in REFUSED.items():
+        if raw.get(name) is not None and not any(_same(raw[name], value) for value in harmless):
             raise invalid(name, f"{name} is {reprlib.repr(raw[name])}: this server cannot honour it; leave it out")
     best_of = raw.get("best_of")
     if best_of is not None and best_of != body.num_choices:
         raise invalid("best_of", f"best_of is {reprlib.repr(best_of)}: it must be n ({body.num_choices}), or left out")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is for streams: set stream to true, or leave it out")
+
+
+def _same(value: object, other: object) -> bool:
+    """As JSON has it: true is not 1."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
 def _first(error: ValidationError) -> ApiError:
