@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from callers import Caller, reached
-from forced import TABLE
+from forced import force
 
 from graphspec.bundle import open_bundle
 from graphspec.runtime.answer import Generation
@@ -80,7 +81,9 @@ class ForcedServer:
         overlap: bool,
         eos: tuple[int, ...] = (),
     ) -> tuple[list[tuple[Generation, Caller]], int, int]:
-        self._force(prompts, drafts)
+        for slot, (prompt, tokens) in enumerate(zip_longest(prompts, drafts[: self.num_slots], fillvalue=())):
+            if slot < self.num_slots:
+                force(self._engine, slot, len(prompt), tokens)
         self._rows.clear()
         batches: list[BatchReport] = []
         manifest = self._bundle.manifest.model_copy(update={"eos_token_ids": eos} if eos else {})
@@ -96,13 +99,6 @@ class ForcedServer:
         begun = sum(bool(each.max_new_tokens is None or each.max_new_tokens) for each in params)
         late = sum(self._rows) + begun - sum(len(batch.accepted) for batch in batches)
         return list(zip(generations, callers, strict=True)), len(self._rows), late
-
-    def _force(self, prompts: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]]) -> None:
-        table = self._engine._states[TABLE, f"{TABLE}.next"]  # the device's memory: no product code writes it
-        table[:] = -1
-        for row, prompt, tokens in zip(table, prompts, drafts, strict=False):
-            room = row[len(prompt) :]
-            room[: len(tokens)] = tokens[: len(room)]
 
     def _counted(self, slots: Sequence[int], width: int, **options: Any) -> Pending:
         self._rows.append(len(slots))
