@@ -47,6 +47,9 @@ class StepResult:
     """f32[n, W+1, V]: what each committed token was drawn from; of a chunk, f32[1, num_logits, V]. None: not asked
     for."""
 
+    seconds: float | None = None
+    """That the device was at work; None where it is not measured."""
+
     def tokens(self, index: int) -> list[int]:
         """What row `index` committed."""
         return [int(token) for token in self.committed[index, : self.accepted[index] + 1]]

@@ -80,6 +80,8 @@ class Loop:
         self._late: list[Row] = []
         self._ends: deque[float] = deque(maxlen=_RECENT)
         self._oldest_first = False
+        self._device_seconds = 0.0
+        """Not reported yet."""
 
     @property
     def num_running(self) -> int:
@@ -238,6 +240,7 @@ class Loop:
         except Exception as error:
             self._fail(launch.rows, error)
             return
+        self._device_seconds += result.seconds or 0.0
         if not launch.commits:
             launch.rows[0].answer.read_prompt(result.logits_of(0))
             return
@@ -257,7 +260,10 @@ class Loop:
             accepted.append(min(count, kept))
             committed += kept
             self._deliver(row, pieces)
-        report = BatchReport(width=launch.width, accepted=tuple(accepted), committed=committed)
+        report = BatchReport(
+            width=launch.width, accepted=tuple(accepted), committed=committed, seconds=self._device_seconds
+        )
+        self._device_seconds = 0.0
         self._safely(partial(self._on_batch, report))
 
     def _deliver(self, row: Row, pieces: Iterable[Piece]) -> None:

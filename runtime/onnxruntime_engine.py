@@ -7,6 +7,7 @@ that are not stepped are computed and dropped: what is written beyond a row's le
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -158,7 +159,9 @@ class OnnxRuntimeEngine:
         for name in _RESULTS:
             binding.bind_output(name)
         wanted = self._bind_logits(binding, (len(tokens), len(offsets))) if logits else None
+        begun = time.perf_counter()
         self._session.run_with_iobinding(binding)
+        seconds = time.perf_counter() - begun
         accepted, committed, next_tokens, next_kv_len = (v.numpy() for v in binding.get_outputs()[: len(_RESULTS)])
         inside = [slot - rows.start for slot in slots]
         self._tokens[list(slots)] = next_tokens[inside]
@@ -167,7 +170,11 @@ class OnnxRuntimeEngine:
             wanted = wanted[inside]
         # Columns below offset 0 repeat the prompt.
         return StepResult(
-            slots=slots, accepted=accepted[inside], committed=committed[inside, -offsets[0] :], logits=wanted
+            slots=slots,
+            accepted=accepted[inside],
+            committed=committed[inside, -offsets[0] :],
+            logits=wanted,
+            seconds=seconds,
         )
 
     def _bind_logits(self, binding: Any, shape: tuple[int, int]) -> Array:

@@ -26,6 +26,8 @@ class BatchReport:
     """Drafts accepted in each row that still counted."""
     committed: int
     """Tokens that became output."""
+    seconds: float = 0.0
+    """That the device was at work since the report before, with prompts too; 0 where it is not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

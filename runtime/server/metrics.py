@@ -54,6 +54,8 @@ class Metrics:
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests.")
         self._generation_tokens = counter("generation_tokens", "Tokens generated.")
         self._finished = counter("request_success", "Answers that ended, by reason.", ["finished_reason"])
+        self._steps = counter("steps", "Steps that committed tokens, prompts' last ones among them.")
+        self._device = counter("device_seconds", "That the device was at work, where the engine measures it.")
         self._drafts = counter("spec_decode_num_drafts", "Verification passes.")
         self._draft_tokens = counter("spec_decode_num_draft_tokens", "Drafts verified.")
         self._accepted = counter("spec_decode_num_accepted_tokens", "Drafts accepted.")
@@ -124,6 +126,8 @@ class Metrics:
 
     def stepped(self, report: BatchReport) -> None:
         """A step was read. Called from the scheduler's thread: these counters are nobody else's."""
+        self._steps.inc()
+        self._device.inc(report.seconds)
         if not report.width:
             return
         counts = len(report.accepted), len(report.accepted) * report.width, sum(report.accepted)

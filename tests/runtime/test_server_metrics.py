@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -37,6 +38,7 @@ def samples(served: Served) -> dict[str, float]:
 @pytest.mark.parametrize("prefix", ["graphspec", "vllm"])
 def test_counters_are_those_of_the_answers(served: Served, pairs: Pairs, prefix: str) -> None:
     offline: LoadedBundle = pairs.loaded(NAMES[1])
+    begun = time.monotonic()
     before = samples(served)
     served.post("/v1/completions", {"prompt": PROMPTS, "max_tokens": 30, "temperature": 0})
     served.post("/v1/completions", {"prompt": "abc", "max_tokens": 4, "stream": True, "speculative": False})
@@ -47,6 +49,8 @@ def test_counters_are_those_of_the_answers(served: Served, pairs: Pairs, prefix:
     def grown(name: str) -> float:
         return after[f"{prefix}:{name}"] - before.get(f"{prefix}:{name}", 0)
 
+    assert grown("steps_total") >= max(len(one.token_ids) for one in answers) / 4
+    assert 0 < grown("device_seconds_total") < time.monotonic() - begun
     assert grown("prompt_tokens_total") == 3 + 3 + 4 + 3
     assert grown("generation_tokens_total") == 3 * 30 + 4
     assert grown("request_success_total{'finished_reason': 'length'}") == 4
