@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ MAX_BODY = 16 * 2**20
 """Bytes of a request."""
 HUNG_UP = 499
 """Nobody reads it; logs show it."""
+REQUEST_ID = "x-request-id"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,11 +107,14 @@ def create_app(serving: Serving) -> Starlette:
             try:
                 if not open_to_all:
                     serving.check_key(request)
-                return await handler(serving, request)
+                response = await handler(serving, request)
             except ClientDisconnect:
-                return Response(status_code=HUNG_UP)
+                response = Response(status_code=HUNG_UP)
             except GraphspecError as error:
-                return _failed(as_api_error(error))
+                response = _failed(as_api_error(error))
+            # The client's own, for its log; OpenAI's client shows it with every answer and error.
+            response.headers[REQUEST_ID] = request.headers.get(REQUEST_ID, "")[:200] or secrets.token_hex(16)
+            return response
 
         return Route(path, endpoint, methods=[method])
 

@@ -75,8 +75,12 @@ def test_vllms_benchmark(served: Served, path: str) -> None:
         "stream_options": {"include_usage": True},
     }
     num_events, text, usage = 0, "", None
-    for event in served.post(path, payload).events[:-1]:
+    *events, done = served.post(path, payload).events
+    assert done == "[DONE]"
+    assert events[0]["choices"]  # the time to the first token is that of the first event with choices
+    for event in events:
         if choices := event.get("choices"):
+            assert usage is None  # and what comes after the usage would count as another token
             num_events += 1
             text += (choices[0]["delta"].get("content") if path == CHAT else choices[0]["text"]) or ""
         elif event.get("usage"):
@@ -85,21 +89,25 @@ def test_vllms_benchmark(served: Served, path: str) -> None:
     assert num_events > 2
 
 
-def test_guidellm(served: Served) -> None:
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_guidellm(served: Served, path: str) -> None:
+    """Of a fixed length; every event says how many tokens there are, the last one without choices."""
     assert served.get("/health").status == 200
     name = served.get("/v1/models").json["data"][0]["id"]
+    chat = {"messages": [{"role": "user", "content": [{"type": "text", "text": "abc"}]}], "max_completion_tokens": 20}
     payload = {
-        "prompt": "abc",
+        **(chat if path == CHAT else {"prompt": "abc", "max_tokens": 20}),
         "model": name,
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        "max_tokens": 20,
         "stop": None,
         "ignore_eos": True,
     }
-    counts = [event["usage"]["completion_tokens"] for event in served.post(TEXT, payload).events[:-1]]
+    events = served.post(path, payload).events[:-1]
+    counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts)
     assert counts[-1] == 20
+    assert [bool(event["choices"]) for event in events] == [True] * (len(events) - 1) + [False]
 
 
 @dataclass(frozen=True, slots=True)

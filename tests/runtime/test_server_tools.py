@@ -4,64 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from fake_scheduler import ScriptedScheduler
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pairs import NAMES, Pairs
-from served import Served, serve
+from pairs import Pairs
+from scripted import TEMPLATE, WEATHER, Scripted, scripted
 
 from graphspec.runtime.answer_format import AnswerFormat
-from graphspec.runtime.generate import load
-from graphspec.runtime.server.model import Model
 
-CHAT = "/v1/chat/completions"
-TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }};{% endif %}"
-    "{% for m in messages %}{{ m.role[0] }}={{ m.content }}"
-    "{% for c in m.tool_calls %}({{ c.function.name }}:{{ c.function.arguments.a }}){% endfor %}"
-    "{{ m.reasoning_content }},{% endfor %}"
-    "{% if thinking %}<think>{% endif %}"
-)
-ASKED = [{"role": "user", "content": "abc"}]
-WEATHER = {"type": "function", "function": {"strict": True, "name": "weather"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 THOUGHT = "<think>\nhm\n</think>\n\n"
-
-
-class Scripted:
-    """A server whose answers the test writes."""
-
-    def __init__(self, served: Served, scheduler: ScriptedScheduler, bundle: Any) -> None:
-        self.served, self.scheduler, self._bundle = served, scheduler, bundle
-
-    def ask(self, *pieces: str, finish_reason: Any = "stop", **changes: Any) -> Any:
-        """The reply to a request whose answer comes in these pieces."""
-        self.scheduler.pieces, self.scheduler.finish_reason = pieces, finish_reason
-        return self.served.post(CHAT, {"messages": ASKED, "tools": [WEATHER], "max_tokens": 1, **changes})
-
-    def choice(self, *pieces: str, **changes: Any) -> Any:
-        (choice,) = self.ask(*pieces, **changes).json["choices"]
-        return choice
-
-    @property
-    def prompt(self) -> str:
-        """Of the newest request."""
-        text: str = self._bundle.tokenizer.decode(self.scheduler.tickets[-1].request.prompt)
-        return text
-
-
-@contextmanager
-def scripted(pairs: Pairs, answers: AnswerFormat, template: str = TEMPLATE) -> Iterator[Scripted]:
-    scheduler, bundle = ScriptedScheduler(), load(pairs.bundle(NAMES[1]), num_threads=1)
-    bundle.tokenizer.chat_template = template
-    device: Any = scheduler
-    with serve(lambda _: Model(bundle=bundle, scheduler=device, answers=answers)) as served:
-        yield Scripted(served, scheduler, bundle)
 
 
 @pytest.fixture(scope="module")
