@@ -16,7 +16,7 @@ REASONING_FORMATS = ("think", "qwen3", "deepseek_r1")
 """One form under three names: vLLM has it under those of models."""
 
 _SIGNS: tuple[tuple[str, ToolFormat], ...] = (
-    (r"<tool_call>(?!.*(?:<function=|<arg_key>)).*\"arguments\\?\"", "hermes"),
+    (r"\A(?!.*(?:<function=|<arg_key>)).*<tool_call>.*\"arguments\\?\"", "hermes"),
     (r"function name, \\?\"parameters\\?\":", "llama3_json"),
     (r"\[func_name1\(params_name1=params_value1", "pythonic"),
 )

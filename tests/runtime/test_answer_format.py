@@ -28,6 +28,7 @@ PYTHONIC = "Example Format: [func_name1(params_name1=params_value1, params_name2
         (LLAMA_IN_DOUBLE_QUOTES, "llama3_json"),
         (PYTHONIC, "pythonic"),
         (XML, None),
+        (XML + QWEN, None),
         ("<tool_call>{name}\n<arg_key>", None),
         ("{{ messages[0].content }}", None),
         (None, None),

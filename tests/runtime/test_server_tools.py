@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pairs import Pairs
-from scripted import TEMPLATE, WEATHER, Scripted, scripted
+from pairs import NAMES, Pairs
+from scripted import ASKED, TEMPLATE, WEATHER, Scripted, scripted
+from served import serve
 
 from graphspec.runtime.answer_format import AnswerFormat
+from graphspec.runtime.generate import load
+from graphspec.runtime.sampling import SamplingParams
+from graphspec.runtime.server.model import start
+from graphspec.runtime.text import Tokenizer
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 THOUGHT = "<think>\nhm\n</think>\n\n"
@@ -151,6 +156,37 @@ def test_the_tags_are_text_even_as_special_tokens(hermes: Scripted) -> None:
     assert set(shown) == {"<think>", "</think>", "<tool_call>", "</tool_call>"}
     hermes.choice("x", skip_special_tokens=False)
     assert hermes.scheduler.tickets[-1].request.params.skip_special_tokens is False
+
+
+def test_each_choice_has_its_own_calls(hermes: Scripted) -> None:
+    whole = hermes.ask(*CALL, n=2).json["choices"]
+    assert [calls(choice["message"]) for choice in whole] == [[("weather", {"city": "Köln"})]] * 2
+    chunks = hermes.ask(*CALL, n=2, stream=True).events[:-1]
+    for index in (0, 1):
+        own = [{"choices": [one]} for chunk in chunks for one in chunk["choices"] if one["index"] == index]
+        assert calls(accumulated([*own, "[DONE]"])[0]) == [("weather", {"city": "Köln"})]
+
+
+def test_a_model_that_says_a_special_token_is_heard_where_it_may_begin_a_call(pairs: Pairs) -> None:
+    root, template = pairs.bundle(NAMES[1]), "{% if tools and false %}{% endif %}abc"
+    said = pairs.loaded(NAMES[1]).generate("abc", SamplingParams(max_new_tokens=12))[0].token_ids
+    # Its third token becomes special, under the name that Llama's calls begin with.
+    content = json.loads((root / "tokenizer" / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    (symbol,) = (symbol for symbol, token_id in vocabulary.items() if token_id == said[2])
+    vocabulary["<|python_tag|>"] = vocabulary.pop(symbol)
+    token = {"id": said[2], "content": "<|python_tag|>", "special": True}
+    content["added_tokens"] = [token | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)]
+    bundle = load(root, num_threads=1)
+    bundle.tokenizer = Tokenizer({"tokenizer.json": json.dumps(content).encode()})
+    bundle.tokenizer.chat_template = template
+    with serve(lambda metrics: start(bundle, metrics, answers=AnswerFormat(tools="llama3_json"))) as served:
+        for tools, times in (([WEATHER], said.count(said[2])), ([], 0)):
+            for stream in (False, True):
+                body = {"messages": ASKED, "tools": tools, "max_tokens": 12, "temperature": 0, "stream": stream}
+                reply = served.post("/v1/chat/completions", body)
+                message = accumulated(reply.events)[0] if stream else reply.json["choices"][0]["message"]
+                assert message["content"].count("<|python_tag|>") == times
 
 
 @pytest.mark.parametrize(
