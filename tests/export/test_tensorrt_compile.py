@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
+import transformers
 from graphs import constant, float32, model_of, typed, value_of
 from pairs import NAMES, K, Pairs
+from safetensors.torch import save_file
 
 from graphspec.architectures.step import FusedStep
 from graphspec.building import build, resolve_pair
@@ -65,6 +68,38 @@ def test_every_width_and_the_prefill_compile(compiler: TensorRt, pairs: Pairs, n
         check_rtx_header(compiled(compiler, fixed), "step", compiler.version)
     prefill = specialise_prefill(model, chunk=16, capacity=CAPACITY)
     check_rtx_header(compiled(compiler, prefill), "prefill", compiler.version)
+
+
+def test_smollm2_compiles_at_its_full_size(compiler: TensorRt, tmp_path: Path) -> None:
+    """Its 30 layers and 49,152 tokens, with weights of zeros: an engine takes them as inputs."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49_152,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    }
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    shapes = {name: value.shape for name, value in model.named_parameters()}
+    assert sum(shape.numel() for shape in shapes.values()) == 134_515_008
+    save_file(
+        {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()},
+        tmp_path / "model.safetensors",
+    )
+    model.config.save_pretrained(tmp_path)
+    resolution = resolve_pair(tmp_path, None, method="ngram")
+    config = complete_config(
+        SpeculativeConfig.parse({"speculative_method": "ngram", "num_speculative_tokens": 4}), resolution
+    )
+    target = resolution.architecture.target.load(resolution.target, capacity=2048)
+    graph = trace(FusedStep(target, resolution.load_drafter(target, config)).cast("bfloat16"))
+    pipeline.run_passes(graph, pipeline.PORTABLE, on_pass=lambda _: None)
+    fixed = specialise_step(graph, width=4, num_draft_tokens=4, capacity=2048, batch=1)
+    check_rtx_header(compiled(compiler, fixed), "step", compiler.version)
 
 
 @pytest.mark.parametrize("encoding", ["float16", "fp8", "int8", "int4"])
