@@ -43,7 +43,8 @@ def post(url: str, body: Any) -> Any:
 
 @pytest.mark.slow
 def test_it_says_what_it_serves_answers_and_ends_at_sigterm(bundle: Path) -> None:
-    options = ("--served-model-name", "tiny", "--served-model-name", "other", "--max-batch-size", "2", "--width", "3")
+    options = ["--served-model-name", "tiny", "--served-model-name", "other", "--max-batch-size", "2", "--width", "3"]
+    options += ["--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--enable-auto-tool-choice"]
     with running(bundle, *options) as (process, url, banner):
         told = dict(line.split(maxsplit=1) for line in banner)
         assert told["model"] == "tiny, other\n"
@@ -51,7 +52,7 @@ def test_it_says_what_it_serves_answers_and_ends_at_sigterm(bundle: Path) -> Non
         assert told["backend"].startswith("onnxruntime ")
         assert told["widths"] == "0, 3; 3 in use\n"
         assert told["capacity"] == "2 requests of 96 tokens\n"
-        assert told["parsers"] == "tool calls: none; reasoning: none\n"
+        assert told["parsers"] == "tool calls: hermes; reasoning: think\n"
         for name in ("tiny", "other"):
             answer = post(f"{url}/v1/completions", {"model": name, "prompt": "abcabc", "max_tokens": 20, "seed": 1})
             assert answer["model"] == name

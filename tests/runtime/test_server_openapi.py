@@ -60,6 +60,9 @@ def api(application: Starlette) -> Any:
 
 def check(case: Any) -> None:
     response = case.call_and_validate(excluded_checks=EXCLUDED)
+    if response.headers["content-type"][0].startswith("text/event-stream"):
+        *events, rest = response.text.split("\n\n")
+        assert (events[-1], rest) == ("data: [DONE]", "")  # a failure on the way would have ended it
     if response.status_code >= 400:
         error = response.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}
