@@ -134,8 +134,11 @@ class LoadedBundle:
         return new_answer(self.manifest, self.tokenizer, ids, params, index=index)
 
     def _run(self, answers: Sequence[Answer], width: int, prefill_chunk: int) -> Iterator[Piece]:
-        news = deque[Piece | GraphspecError]()
-        rows = [Row(answer=answer, on_news=news.append, width=width, chunk_size=prefill_chunk) for answer in answers]
+        news, client = deque[Piece | GraphspecError](), object()
+        rows = [
+            Row(answer=answer, on_news=news.append, width=width, chunk_size=prefill_chunk, client=client)
+            for answer in answers
+        ]
         try:
             with self._turned:
                 for row in rows:

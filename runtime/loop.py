@@ -77,7 +77,7 @@ class Loop:
         self._running: list[Row] = []
         self._launched: deque[_Launch] = deque()
         self._dated: dict[Row, float] = {}
-        self._late: list[Row] = []
+        self._expired: list[Row] = []
         self._ends: deque[float] = deque(maxlen=_RECENT)
         self._oldest_first = False
         self._device_seconds = 0.0
@@ -135,8 +135,8 @@ class Loop:
         for row in [row for row in self._running if row.cancelled]:
             self._finish(row)
         now = self._clock()
-        self._late = [row for row, deadline in self._dated.items() if deadline <= now]
-        for row in self._late:
+        self._expired = [row for row, deadline in self._dated.items() if deadline <= now]
+        for row in self._expired:
             self._waiting.remove(row)
         while self._waiting and self._free:
             row = self._waiting.pop(self._running)
@@ -148,7 +148,7 @@ class Loop:
     def turn(self) -> None:
         """Launches, then reads: with overlap, what was launched before; without, each launch before the next."""
         try:
-            for row in self._late:
+            for row in self._expired:
                 self._expire(row)
             for row in [row for row in self._running if row.chunks is None and not row.cancelled]:
                 self._start(row)
@@ -182,8 +182,8 @@ class Loop:
         if answer.ended:  # max_new_tokens 0
             self._deliver(row, answer.end())
             return
-        row.chunks = deque(answer.chunks(row.slot, row.chunk_size))
         try:
+            row.chunks = deque(answer.chunks(row.slot, row.chunk_size))
             table = uniform_table(answer.seed, self._engine.capacity)
             self._engine.admit(row.slot, answer.params, table, kept=answer.num_cached_tokens)
         except Exception as error:
@@ -253,9 +253,13 @@ class Loop:
             if not before:
                 row.first = self._clock()
             count = int(result.accepted[index])
-            pieces = row.answer.commit(
-                result.tokens(index), accepted=count, width=launch.width, logits=result.logits_of(index)
-            )
+            try:
+                pieces = row.answer.commit(
+                    result.tokens(index), accepted=count, width=launch.width, logits=result.logits_of(index)
+                )
+            except Exception as error:  # in its text, its stop strings, its probabilities: nobody else's matter
+                self._fail((row,), error)
+                continue
             kept = len(row.answer.token_ids) - before
             accepted.append(min(count, kept))
             committed += kept

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 from driven import Asked, Driven, expected
 from virtual_device import VirtualDevice, continuation
 
+from graphspec.errors import EngineError
 from graphspec.runtime.loop import Policy
 from graphspec.runtime.refusals import DeadlineError
+from graphspec.runtime.stops import Cut
 
 LONG = tuple(range(60)) * 3
 
@@ -204,3 +207,25 @@ def test_a_conversation_goes_on_from_the_cache_and_says_what_it_says_from_a_cold
         assert answered(second)
         # The newest token was not run, and the drafter's cache at the last position knew another token after it.
         assert second.generation.num_cached_tokens == len(turn) - 3 - max(1 - shorter, 0) - 1
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_an_answer_that_cannot_be_written_down_fails_alone(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever in its text or its stop strings it is: the rows beside it in the step go on."""
+    driven = Driven(policy=Policy(overlap=overlap))
+    fine, broken, also_fine = (driven.ask((i,), seed=i, max_new_tokens=30, ignore_eos=True) for i in range(3))
+    tracker = broken.row.answer.tracker
+    push = tracker.push
+
+    def failing(token_ids: Sequence[int]) -> Cut | None:
+        if tracker.num_tokens > 8:
+            raise ValueError("no such text")
+        return push(token_ids)
+
+    monkeypatch.setattr(tracker, "push", failing)
+    driven.run()
+    assert answered(fine)
+    assert answered(also_fine)
+    assert isinstance(broken.error, EngineError)
+    assert len(driven.failures) == 1
+    assert driven.loop._free == {0, 1, 2, 3}
