@@ -56,6 +56,8 @@ class Piece:
     text: str
     token_ids: tuple[int, ...]
     """All that came since the piece before."""
+    text_ends: tuple[int, ...] = ()
+    """Length of the answer's text, in characters, when each of them had come (as in Generation)."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """One for each of token_ids; None: not asked for."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
@@ -177,6 +179,7 @@ class Answer:
                 index=self.index,
                 text=text,
                 token_ids=tuple(self.token_ids[new]),
+                text_ends=tuple(self.tracker.text_ends[new]),
                 logprobs=tuple(self.logprobs[new]) if self.wants_logits else None,
                 prompt_logprobs=tuple(self.prompt_logprobs) if first and self.reads_prompt else None,
                 generation=generation,

@@ -17,6 +17,16 @@ MAX_UNDECIDED = 256
 """Tokens in a row whose text may be held back; no text that means anything comes near it."""
 
 
+def _byte_level() -> Mapping[str, int]:
+    """The letters that GPT-2's and many later vocabularies write bytes with."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_LEVEL = _byte_level()
+
+
 class Tokenizer:
     """A model's tokenizer, its special tokens and its chat template."""
 
@@ -41,10 +51,13 @@ class Tokenizer:
         """Jinja source; None if the model has none."""
         self.eos_token_ids = self._eos_token_ids(_read_json(files, "generation_config.json"))
         """Every id that ends an answer, ascending: the tokenizer's own and those of the generation config."""
-        self._special = {
-            token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
-        }
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {token_id for token_id, token in added.items() if token.special}
+        self._added = {token_id: token.content for token_id, token in added.items()}
         self._bytes = self._byte_tokens()
+        letters = (self._tokenizer.token_to_id(letter) for letter in "a0.")
+        self._anchor = [token_id for token_id in letters if token_id is not None][:1]
+        self._contents = dict[int, bytes]()
 
     @classmethod
     def load(cls, bundle: Path) -> "Tokenizer":
@@ -87,10 +100,29 @@ class Tokenizer:
             if token_id not in hidden and self._tokenizer.id_to_token(token_id) is not None
         ]
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's part of a text, in UTF-8; of a character that spans tokens, its own bytes. A special token's
+        is its name; an id that the tokenizer does not know has none."""
+        if token_id not in self._contents:
+            self._contents[token_id] = self._content(token_id)
+        return self._contents[token_id]
+
     def is_byte(self, token_id: int) -> bool:
         """Whether the token is one byte of a byte-fallback vocabulary, such as `<0xE4>`. A run of them is
         text only as a whole: one bad byte turns all of it into U+FFFD."""
         return token_id in self._bytes
+
+    def _content(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        name = self._tokenizer.id_to_token(token_id) or ""
+        if token_id in self._bytes:
+            return bytes([int(name[3:5], 16)])
+        # After another token: the first of a text loses its leading space.
+        text = self.decode([*self._anchor, token_id])[len(self.decode(self._anchor)) :]
+        if REPLACEMENT in text and all(letter in _BYTE_LEVEL for letter in name):
+            return bytes(_BYTE_LEVEL[letter] for letter in name)
+        return text.encode()
 
     def _eos_token_ids(self, generation: Mapping[str, Any]) -> tuple[int, ...]:
         listed = generation.get("eos_token_id")

@@ -161,7 +161,8 @@ async def _answer(serving: Serving, request: Request, job: Job) -> Response:
     if job.body.stream:
         return EventStream(job, answers)
     async with abandoned_on_disconnect(request.receive, answers):
-        return Json(job.response(await answers.all()))
+        generations = await answers.all()
+        return await run_in_threadpool(lambda: Json(job.response(generations)))
 
 
 async def _models(serving: Serving, _: Request) -> Response:

@@ -11,6 +11,7 @@ from ..answer import Generation
 from ..answer_format import AnswerFormat
 from ..parts import Content, Parser, Part, PlainParser, Reasoning, ReasoningParser, ToolCall, joined
 from .job import Object
+from .logprobs import ScoredToken, TokenNames, chat_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,9 @@ class ChatForm:
         parser.finish()
         ends = generation.text_ends
         return sum(bisect_right(ends, end) - bisect_right(ends, start) for start, end in parser.spans)
+
+    def logprobs(self, tokens: Sequence[ScoredToken], names: TokenNames) -> Object:
+        return chat_logprobs(tokens, names)
 
 
 class ChatWriter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -11,6 +12,7 @@ from ..answer import Generation
 from ..generate import LoadedBundle
 from .errors import invalid
 from .job import Job, Object, make_job
+from .logprobs import ScoredToken, TokenNames, completion_logprobs, text_offsets
 from .schemas import MAX_PROMPTS, CompletionBody
 from .tokenizing import check_tokens
 
@@ -46,6 +48,9 @@ class TextForm:
     def num_reasoning_tokens(self, _: Generation) -> int:
         return 0
 
+    def logprobs(self, tokens: Sequence[ScoredToken], names: TokenNames) -> Object:
+        return completion_logprobs(tokens, names)
+
 
 def completion_job(body: CompletionBody, bundle: LoadedBundle, model: str) -> Job:
     """Encodes the prompts. Raises ApiError."""
@@ -65,9 +70,10 @@ def completion_job(body: CompletionBody, bundle: LoadedBundle, model: str) -> Jo
     )
     if not body.echo:
         return job
-    return replace(
-        job, echoed=tuple(prompt if isinstance(prompt, str) else bundle.tokenizer.decode(prompt) for prompt in prompts)
-    )
+    echoed = [prompt if isinstance(prompt, str) else bundle.tokenizer.decode(prompt) for prompt in prompts]
+    asked = encoded if body.num_prompt_logprobs is not None else []
+    offsets = tuple(text_offsets(bundle.tokenizer, token_ids) for token_ids in asked)
+    return replace(job, echoed=tuple(echoed), prompt_offsets=offsets)
 
 
 def _prompts(body: CompletionBody) -> list[str | list[int]]:

@@ -10,10 +10,11 @@ from functools import reduce
 from typing import Any, Protocol
 
 from ..acceptance import AcceptanceStatistics
-from ..answer import Generation
+from ..answer import Generation, Piece
 from ..generate import LoadedBundle
 from ..scheduler import GenerationRequest
 from .errors import invalid
+from .logprobs import ScoredToken, TokenNames
 from .schemas import MAX_ANSWERS, GenerationBody
 
 Object = dict[str, Any]
@@ -64,6 +65,10 @@ class Form(Protocol):
         """Those of the answer that its reader is told as reasoning."""
         ...
 
+    def logprobs(self, tokens: Sequence[ScoredToken], names: TokenNames) -> Object:
+        """Of the tokens of a choice, or of a part of it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -75,8 +80,11 @@ class Job:
     """The field that the prompts come from."""
     prompts: tuple[tuple[int, ...], ...]
     requests: tuple[GenerationRequest, ...]
+    names: TokenNames
     echoed: tuple[str, ...] | None = None
     """What each prompt's answers begin with."""
+    prompt_offsets: tuple[tuple[int, ...], ...] = ()
+    """Of each prompt, where its tokens stand in what is echoed; needed where their log-probabilities are asked for."""
     id: str
     model: str
     """By the name that the client used."""
@@ -129,10 +137,32 @@ class Job:
             "total_tokens": self.num_prompt_tokens + num_completion_tokens,
         }
 
+    def logprobs(self, choice: int, part: Generation | Piece, *, text_start: int = 0) -> Object | None:
+        """Of the tokens of an answer, or a part of one that starts at this character; None: not asked for."""
+        if part.logprobs is None:
+            return None
+        prompt, echo = choice // self.body.num_choices, self.echo(choice)
+        tokens = list[ScoredToken]()
+        if part.prompt_logprobs is not None:
+            scored = zip(self.prompts[prompt], self.prompt_offsets[prompt], part.prompt_logprobs, strict=True)
+            tokens += [
+                ScoredToken(token_id=token_id, offset=min(offset, len(echo)), score=score)
+                for token_id, offset, score in scored
+            ]
+        starts = (text_start, *part.text_ends)
+        tokens += [
+            ScoredToken(token_id=score.token_id, offset=len(echo) + start, score=score)
+            for start, score in zip(starts, part.logprobs, strict=False)
+        ]
+        return self.form.logprobs(tokens, self.names)
+
     def _choice(self, index: int, generation: Generation) -> Object:
         writer = self.form.writer()
         choice: Object = {"index": index} | writer.whole(self.echo(index) + generation.text)
-        choice |= {"logprobs": None, "finish_reason": writer.finish_reason(generation.finish_reason)}
+        choice |= {
+            "logprobs": self.logprobs(index, generation),
+            "finish_reason": writer.finish_reason(generation.finish_reason),
+        }
         choice |= {"stop_reason": generation.stop_reason}
         if self.body.return_token_ids:
             prompt = self.prompts[index // self.body.num_choices]
@@ -173,6 +203,7 @@ def make_job(
         param=param,
         model=model,
         prompts=tuple(map(tuple, prompts)),
+        names=TokenNames(bundle.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
         requests=tuple(requests),
         id=form.id_prefix + secrets.token_hex(16),
     )

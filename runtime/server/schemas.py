@@ -23,7 +23,7 @@ from typing_extensions import TypedDict  # pydantic wants this one before Python
 
 from graphspec.errors import RequestError
 
-from ..sampling import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, SamplingParams
+from ..sampling import MAX_COUNT, MAX_LOGPROBS, MAX_SEED, MAX_TEMPERATURE, SamplingParams
 from .errors import ApiError, invalid
 
 MAX_CHOICES = 128
@@ -142,6 +142,8 @@ class GenerationBody(Body):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Tokens of log-probabilities are called token_id:5."""
     speculative: bool | None = None
     """False: every token by itself, without drafts; the text is the same."""
     timeout: float | None = Field(default=None, gt=0)
@@ -155,6 +157,16 @@ class GenerationBody(Body):
     def num_choices(self) -> int:
         """Answers to each prompt."""
         return self.n or 1
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Most probable tokens to list beside each; None: no log-probabilities."""
+        raise NotImplementedError
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Likewise of the prompt's tokens."""
+        return None
 
     @property
     def limit(self) -> tuple[str, int | None]:
@@ -184,6 +196,8 @@ class GenerationBody(Body):
                     include_stop_str_in_output=bool(self.include_stop_str_in_output),
                     skip_special_tokens=self.skip_special_tokens is not False,
                     shown_special_tokens=shown,
+                    logprobs=self.num_logprobs,
+                    prompt_logprobs=self.num_prompt_logprobs,
                     stream_interval=1 if self.stream_interval is None else self.stream_interval,
                 )
                 for choice in range(self.num_choices)
@@ -202,6 +216,15 @@ class CompletionBody(GenerationBody):
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]] | None = _told(minItems=1)
     echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | Literal[False] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return None if self.logprobs is False else self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.num_logprobs if self.echo else None
 
 
 class ChatBody(GenerationBody):
@@ -209,6 +232,8 @@ class ChatBody(GenerationBody):
 
     messages: Messages = None
     max_completion_tokens: int | None = Field(default=None, ge=0)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tools: Tools = None
     tool_choice: Literal["none", "auto"] | None = None
     """Nothing else can be honoured: that a call comes would need a grammar."""
@@ -221,6 +246,10 @@ class ChatBody(GenerationBody):
     def offered_tools(self) -> list[Tool] | None:
         """What the model is told of; None: nothing."""
         return None if self.tool_choice == "none" else self.tools or None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def limit(self) -> tuple[str, int | None]:
@@ -260,12 +289,11 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "logprobs": (False,),  # 0 asks for those of the tokens themselves
     "response_format": ({"type": "text"},),
     "modalities": (["text"], []),
     **dict.fromkeys(
         (
-            "logit_bias", "top_logprobs", "prompt_logprobs", "logits_processors", "use_beam_search",
+            "logit_bias", "prompt_logprobs", "logits_processors", "use_beam_search",
             "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
             "guided_whitespace_pattern", "allowed_token_ids", "bad_words", "suffix", "truncate_prompt_tokens",
             "thinking_token_budget", "chat_template", "continue_final_message", "functions", "function_call",
@@ -303,6 +331,8 @@ def _refuse(raw: Mapping[str, Any], body: GenerationBody) -> None:
         raise invalid("best_of", f"best_of is {reprlib.repr(best_of)}: it must be n ({body.num_choices}), or left out")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is for streams: set stream to true, or leave it out")
+    if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs", "top_logprobs are listed beside logprobs: set logprobs to true, or leave it out")
 
 
 def _same(value: object, other: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -76,6 +77,7 @@ class _Stream:
         self.include_usage = options is not None and bool(options.include_usage)
         self._continuous = options is not None and bool(options.continuous_usage_stats)
         self._writers = dict[int, Writer]()
+        self._text_ends = defaultdict[int, int](int)
         self._num_tokens = 0
         self._generations: list[Generation] = []
 
@@ -94,7 +96,7 @@ class _Stream:
             choices.append(writer.empty() | reason)
         elif not choices:
             choices.append(writer.empty())  # a step took place, which is what benchmarks time
-        choices[0] |= self._ids(index, piece, first=first)
+        choices[0] |= self._ids(index, piece, first=first) | self._logprobs(index, piece)
         if first and (opening := writer.opening()) is not None:
             choices.insert(0, opening)
         return [self._chunk([{"index": index, "logprobs": None, "finish_reason": None} | one]) for one in choices]
@@ -110,6 +112,15 @@ class _Stream:
         elif self.include_usage:
             chunk["usage"] = None
         return chunk
+
+    def _logprobs(self, index: int, piece: Piece) -> Object:
+        """With the tokens that they are of, whether or not their text has come."""
+        start = self._text_ends[index]
+        if piece.text_ends:
+            self._text_ends[index] = piece.text_ends[-1]
+        if not (piece.token_ids or piece.prompt_logprobs):
+            return {}
+        return {"logprobs": self._job.logprobs(index, piece, text_start=start)}
 
     def _ids(self, index: int, piece: Piece, *, first: bool) -> Object:
         if not self._job.body.return_token_ids:

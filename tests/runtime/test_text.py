@@ -230,6 +230,27 @@ def test_byte_level_text_survives_encoding_and_decoding(text: str) -> None:
     assert tokenizer.decode(token_ids, skip_special_tokens=False) == text
 
 
+@pytest.mark.parametrize("builder", [trained_byte_level, llama2_like, gemma_like, metaspace])
+@given(text=st.text("ab 世é😀", min_size=1))
+@settings(max_examples=50, deadline=None)
+def test_the_bytes_of_tokens_joined_are_the_text(builder: Callable[[], tokenizers.Tokenizer], text: str) -> None:
+    """As far as a vocabulary can say it; some add a space in front, and take it away again."""
+    tokenizer = loaded(builder)
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    whole = b"".join(map(tokenizer.token_bytes, token_ids)).decode()
+    decoded = tokenizer.decode(token_ids, skip_special_tokens=False)
+    assert whole in (decoded, " " + decoded)
+
+
+def test_a_token_that_is_no_character_has_bytes_all_the_same() -> None:
+    tokenizer = loaded(trained_byte_level)
+    first, *_ = map(tokenizer.token_bytes, byte_level_ids("🎉"))
+    assert first in ("🎉".encode()[:size] for size in (1, 2, 3))
+    assert loaded(llama2_like).token_bytes(byte_ids(b"\xe4")[0]) == b"\xe4"
+    assert tokenizer.token_bytes(0) == b"<s>"
+    assert tokenizer.token_bytes(10**6) == b""
+
+
 def test_special_tokens_are_added_only_when_asked() -> None:
     raw = trained_byte_level()
     raw.post_processor = tokenizers.processors.TemplateProcessing(
