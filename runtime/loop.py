@@ -30,6 +30,8 @@ TIMEOUT = "timeout"
 """Why an answer ended that its deadline cut short."""
 _RECENT = 32
 """Answers that tell how fast answers come."""
+_LONGEST_WAIT = 60.0
+"""Seconds: nobody is told to stay away for longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +107,11 @@ class Loop:
         return used / (self._engine.num_slots * self._engine.capacity)
 
     @property
-    def seconds_per_answer(self) -> float:
-        """From one answer's end to the next one's, lately; 0 before there are two."""
+    def retry_after(self) -> float:
+        """Seconds until those who wait now will have been served, as fast as answers came lately; from 1 to 60."""
         ends = tuple(self._ends)
-        return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 0.0
+        each = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else 0.0
+        return min(max(len(self._waiting) * each, 1.0), _LONGEST_WAIT)
 
     def serves(self, client: Hashable) -> bool:
         """Whether a request of the client waits or runs. Excludes `add` and `admit`."""
@@ -196,7 +199,8 @@ class Loop:
         if row.answer.token_ids:
             self._deliver(row, row.answer.end(TIMEOUT))
         else:
-            self._end(row, DeadlineError("the server was too busy to begin the answer in the time it was given"))
+            said = "the server was too busy to begin the answer in the time it was given"
+            self._end(row, DeadlineError(said, retry_after=self.retry_after))
 
     def _launches(self) -> Iterator[_Launch]:
         """Prompt chunks, then one step for each width."""

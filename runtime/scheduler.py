@@ -22,10 +22,6 @@ from .sampling import SamplingParams
 log = logging.getLogger(__name__)
 
 
-_LONGEST_WAIT = 60.0
-"""Seconds: clients are not told to stay away for longer."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """What one caller asks for."""
@@ -139,7 +135,7 @@ class Scheduler:
         if waiting >= self._max_queue_size:
             raise QueueFullError(
                 f"{waiting} requests are waiting, as many as --max-queue-size allows; try again later",
-                retry_after=min(max(waiting * self._loop.seconds_per_answer, 1.0), _LONGEST_WAIT),
+                retry_after=self._loop.retry_after,
             )
 
     def _cancel(self, row: Row) -> None:

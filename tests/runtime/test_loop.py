@@ -177,15 +177,32 @@ def test_the_cache_s_use_is_that_of_the_rows_that_run() -> None:
     assert seen[-1] == 0.0
 
 
-def test_how_fast_answers_come_is_known_while_there_is_work_and_forgotten_after_a_pause() -> None:
+def test_when_to_come_again_is_told_by_how_fast_answers_come_and_forgotten_after_a_pause() -> None:
     driven = Driven(VirtualDevice(num_slots=1, prefill_time=1.0, step_time=1.0, right=lambda _: False))
-    for i in range(5):
+    for i in range(9):
         driven.ask((i,), max_new_tokens=3, ignore_eos=True)
+    assert driven.loop.retry_after == 1.0  # nothing is known yet
+    while sum(asked.ended for asked in driven.asked) < 4:
+        driven.turn()
+    late = driven.ask((9,), deadline=driven.clock.now)
+    driven.turn()
+    assert isinstance(late.error, DeadlineError)
+    assert late.error.retry_after == pytest.approx(driven.loop.num_waiting * 3.0) == 12.0
     driven.run()
-    assert driven.loop.seconds_per_answer == pytest.approx(3.0, abs=0.5)
     driven.clock.now += 1000
-    driven.ask(max_new_tokens=3)
-    assert driven.loop.seconds_per_answer == 0.0
+    for i in range(9):
+        driven.ask((i,), max_new_tokens=3)
+    assert driven.loop.retry_after == 1.0
+
+
+@pytest.mark.parametrize("waiting", [5, 500])
+def test_nobody_is_told_to_stay_away_for_longer_than_a_minute(waiting: int) -> None:
+    driven = Driven(VirtualDevice(num_slots=1, step_time=10.0, right=lambda _: False))
+    for i in range(waiting + 3):
+        driven.ask((i % 60,), max_new_tokens=2, ignore_eos=True)
+    while sum(asked.ended for asked in driven.asked) < 3:
+        driven.turn()
+    assert driven.loop.retry_after == pytest.approx(min(driven.loop.num_waiting * 11.0, 60.0))
 
 
 @pytest.mark.parametrize("overlap", [True, False])
