@@ -120,8 +120,9 @@ class Service:
                 loading.set_exception(error)
 
         threading.Thread(target=load, name="graphspec-loading", daemon=True).start()
-        await self._first(asyncio.wrap_future(loading))
-        return loading.result() if loading.done() else None
+        work = asyncio.wrap_future(loading)
+        await self._first(work)
+        return work.result() if work.done() else None
 
     async def _first(self, work: asyncio.Future[Any]) -> None:
         """Until `work` is done, or a signal comes."""
