@@ -147,7 +147,7 @@ def test_tools_and_earlier_calls_go_to_the_template(hermes: Scripted) -> None:
     ]
     hermes.choice("x", messages=messages)
     tools = json.dumps([WEATHER]).replace(" ", "!")  # the tiny vocabulary has no space
-    assert hermes.prompt == f"{tools};a=(weather:5)(f:)hm,t=rain,a=ok,"
+    assert hermes.prompt == f"{tools};a=+(weather:5)(f:)hm,t=rain,a=ok,"
 
 
 def test_the_tags_are_text_even_as_special_tokens(hermes: Scripted) -> None:

@@ -18,6 +18,7 @@ from graphspec.runtime.stops import FinishReason
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }};{% endif %}"
     "{% for m in messages %}{{ m.role[0] }}={{ m.content }}"
+    "{% if m.tool_calls is defined %}+{% endif %}"
     "{% for c in m.tool_calls %}({{ c.function.name }}:{{ c.function.arguments.a }}){% endfor %}"
     "{{ m.reasoning_content }},{% endfor %}"
     "{% if thinking %}<think>{% endif %}"
