@@ -94,6 +94,29 @@ def test_the_settings_name_the_backends_and_what_each_computes_in() -> None:
         assert encodings.startswith(f"`{BACKENDS[name].encodings[0]}` (default)")
 
 
+def test_the_fields_of_requests_are_those_of_the_server() -> None:
+    from graphspec.runtime.server.schemas import REFUSED, ChatBody, CompletionBody, GenerationBody
+
+    rows = dict(re.findall(r"^\| ([a-z ,]+) \| ([^;|]*`.*?) \|$", README.partition("| field of a request |")[2], re.M))
+    shown = {name: re.findall(r"`(\w+)`", fields.partition(";")[0]) for name, fields in rows.items()}
+    shared = set(GenerationBody.model_fields)
+    assert set(shown["of both"]) == shared
+    assert set(shown["of a chat"]) == set(ChatBody.model_fields) - shared
+    assert set(shown["of a completion"]) == set(CompletionBody.model_fields) - shared
+    assert set(shown["refused, unless they ask for nothing"]) == set(REFUSED)
+    known = shared.union(ChatBody.model_fields, CompletionBody.model_fields, REFUSED, {"best_of"})
+    assert known.isdisjoint(shown["ignored"])
+
+
+def test_the_endpoints_are_those_of_the_server() -> None:
+    from graphspec.runtime.server.openapi import openapi
+
+    table = README.partition("| endpoint | |")[2].partition("\n\n")[0]
+    shown = set(re.findall(r"`(?:GET |POST )?(/[\w/.]+)`", table))
+    paths = set(openapi(with_key=False, vocabulary=None)["paths"])
+    assert shown == paths - {"/v1/models/{name}"}
+
+
 def glossary() -> set[str]:
     text = README.partition("## Glossary")[2].partition("\n## ")[0]
     return set(re.findall(r"\*([a-z ]+)\*", text))

@@ -30,7 +30,7 @@ POSTS = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
 NEEDED = {"messages", "prompt", "tokens"}
 # Of what a schema cannot say (lengths together, JSON in strings), a valid request may be refused.
 EXCLUDED = [positive_data_acceptance]
-FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
