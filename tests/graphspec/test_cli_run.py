@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,6 +85,19 @@ def test_sigterm_lets_a_running_answer_end_and_ctrl_c_twice_does_not(bundle: Pat
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_a_request_has_no_more_time_than_the_server_gives(bundle: Path) -> None:
+    def why_it_ended(url: str) -> Any:
+        try:
+            answer = post(f"{url}/v1/completions", {"prompt": "abcabc", "max_tokens": 80, "ignore_eos": True})
+        except urllib.error.HTTPError as error:  # it had not begun
+            return json.load(error)["error"]["code"]
+        return answer["choices"][0]["stop_reason"]
+
+    with running(bundle, "--request-timeout", "0.001") as (_, url, _):
+        assert [why_it_ended(url) for _ in range(3)] == ["timeout"] * 3
 
 
 @pytest.mark.parametrize(
