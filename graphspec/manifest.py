@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import combinations
+from math import prod
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
@@ -21,6 +22,8 @@ Encoding = Literal["float32", "int8", "int4", "fp8", "bfloat16", "float16"]
 DType = Literal[
     "bool", "int4", "uint4", "int8", "uint8", "int32", "int64", "float8_e4m3fn", "bfloat16", "float16", "float32"
 ]
+_STATE_BYTES = {"bool": 1, "int32": 4, "int64": 8, "bfloat16": 2, "float16": 2, "float32": 4}
+"""Of one value of a state."""
 Role = Literal["step", "prefill", "any", "portable"]
 
 
@@ -133,6 +136,11 @@ class StateSpec(_Part):
     dtype: DType
     shape: tuple[Count | Literal["batch", "capacity"], ...]
     """"batch" stands for the number of slots, "capacity" for the manifest's."""
+
+    def row_bytes(self, capacity: int) -> int:
+        """Of one row of `capacity` positions."""
+        sizes = {"batch": 1, "capacity": capacity}
+        return _STATE_BYTES[self.dtype] * prod(sizes[dim] if isinstance(dim, str) else dim for dim in self.shape)
 
 
 class FileEntry(_Part):

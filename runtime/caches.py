@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from graphspec.errors import EngineError
 from graphspec.manifest import Manifest, StateSpec
 
 Array = NDArray[Any]
@@ -59,6 +60,10 @@ class Caches(Protocol):
         """Makes room for `ahead` positions after those that each row holds, i64[slots]; `alone`: a prompt's row."""
         ...
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The first `length` positions of a row become all that the target holds: another row, or a place aside."""
+        ...
+
 
 class PackedCaches:
     """Caches in the memory of a CPU. A row's content lies in one place: together, alone or aside."""
@@ -85,6 +90,11 @@ class PackedCaches:
         lengths[[slot - computed.start for slot in slots]] = held[list(slots)]
         lengths[[slot not in self._resident for slot in computed]] = 0
         return self._together.placed(computed, lengths, first=computed.start)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        content = [values.copy() for values in self._held_by(source, length)]
+        self._leave(target)
+        self._aside[target] = content
 
     def _fit_alone(self, slot: int, held: NDArray[np.int64], ahead: int) -> None:
         length = self._rounded(int(held[slot]) + ahead)
@@ -118,17 +128,28 @@ class PackedCaches:
         self._aside[slot] = self._taken(slot, held)
 
     def _taken(self, slot: int, held: NDArray[np.int64]) -> list[Array]:
-        """What the row holds, from wherever it lies."""
-        count = int(held[slot])
-        if slot in self._aside:
-            aside = self._aside.pop(slot)
-            return [_first(values, state, count) for values, state in zip(aside, self._states, strict=True)]
+        """What the row holds, from wherever it lies; it lies nowhere then."""
+        content = self._held_by(slot, int(held[slot]))
+        self._leave(slot)
+        return content
+
+    def _leave(self, slot: int) -> None:
+        self._aside.pop(slot, None)
+        self._resident.pop(slot, None)
         if slot == self._alone_slot:
             self._alone_slot = None
+
+    def _held_by(self, number: int, count: int) -> list[Array]:
+        """The first positions of a row or place. Raises EngineError if it holds none."""
+        if number in self._aside:
+            aside = zip(self._aside[number], self._states, strict=True)
+            return [_first(values, state, count) for values, state in aside]
+        if number == self._alone_slot:
             return self._alone.read(0, count)
-        if slot in self._resident:
-            del self._resident[slot]
-            return self._together.read(slot, count)
+        if number in self._resident:
+            return self._together.read(number, count)
+        if count:
+            raise EngineError(f"row {number} should hold {count} tokens and holds none; restart the server")
         return []
 
 

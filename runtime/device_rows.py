@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from graphspec.manifest import Manifest, StateSpec
+from graphspec.manifest import Manifest
 
 from .device import Address, Device, Handle
 from .engine import NO_TOKEN
 from .sampling import SamplingParams
-
-_BYTES = {"bool": 1, "int64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class RowState:
@@ -24,6 +22,7 @@ class RowState:
         self._device, self._stream, self._rows = device, stream, rows
         self._width = manifest.num_draft_tokens + 1
         self._capacity = manifest.capacity
+        self._states = [state.input for state in manifest.states]
         self._strides = {
             "tokens": 8 * self._width,
             "kv_len": 8,
@@ -33,18 +32,10 @@ class RowState:
             "top_p": 4,
             "min_p": 4,
             "uniform": 4 * manifest.capacity,
-            **{state.input: self.row_bytes(manifest, state) for state in manifest.states},
+            **{state.input: state.row_bytes(manifest.capacity) for state in manifest.states},
         }
         self._memory = {name: device.allocate(rows * stride) for name, stride in self._strides.items()}
         self._active: NDArray[np.bool_] | None = None
-
-    @staticmethod
-    def row_bytes(manifest: Manifest, state: StateSpec) -> int:
-        """Bytes of one row of a state."""
-        size = _BYTES[state.dtype]
-        for dim in state.shape:
-            size *= {"batch": 1, "capacity": manifest.capacity}[dim] if isinstance(dim, str) else dim
-        return size
 
     def addresses(self, slot: int) -> dict[str, Address]:
         """Of every input, from row `slot` on."""
@@ -67,6 +58,12 @@ class RowState:
         self._upload("top_p", slot, np.array([params.top_p], np.float32))
         self._upload("min_p", slot, np.array([params.min_p], np.float32))
         self._upload("uniform", slot, uniform)
+
+    def copy(self, source: int, target: int) -> None:
+        """The caches of one row become another's."""
+        for name in self._states:
+            at, stride = self._memory[name], self._strides[name]
+            self._device.copy(at + target * stride, at + source * stride, stride, self._stream)
 
     def activate(self, slots: Sequence[int]) -> None:
         """Only these rows advance from now on."""

@@ -78,6 +78,16 @@ class Engine(Protocol):
         """Positions in a row."""
         ...
 
+    @property
+    def num_places(self) -> int:
+        """Numbers that `copy` takes: 0, it copies nothing; else the slots, and after them places that hold a row's
+        caches until they are needed."""
+        ...
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The first `length` positions of a row's caches become all that the target has; in order with launches."""
+        ...
+
     def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32], *, kept: int = 0) -> None:
         """Gives the slot to a new request: its sampling, its table f32[capacity, 1], and caches that hold the first
         `kept` tokens of the slot's last request and nothing else."""

@@ -21,7 +21,7 @@ from graphspec.errors import EngineError, GraphspecError
 from .answer import Piece
 from .engine import Engine, Pending
 from .fair_queue import FairQueue
-from .prefixes import Prefixes
+from .prefixes import Copy, Prefixes
 from .refusals import DeadlineError
 from .rows import BatchReport, RequestReport, Row
 from .sampling import uniform_table
@@ -44,6 +44,8 @@ class Policy:
     """Every prompt that has a slot is run before the next step, so that steps are of many rows: for callers who wait
     for all of it. Else one chunk a turn, so that it delays the steps of the others by no more."""
     reuse_prefixes: bool = True
+    most_stored: int = 0
+    """Tokens whose caches are kept beside the slots, where the engine can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,9 @@ class Loop:
         self._engine, self._policy, self._clock = engine, policy, clock
         self._on_batch, self._on_answer, self._on_failure = on_batch, on_answer, on_failure
         self._free = set(range(engine.num_slots))
-        self._prefixes = Prefixes()
+        self._prefixes = Prefixes(engine.num_slots, num_places=engine.num_places, most_stored=policy.most_stored)
+        self._copies: list[Copy] = []
+        """Of this turn: made whether or not the request that they are for is cancelled, as later ones count on them."""
         self._waiting: FairQueue[Row] = FairQueue()
         self._running: list[Row] = []
         self._launched: deque[_Launch] = deque()
@@ -153,6 +157,9 @@ class Loop:
         try:
             for row in self._expired:
                 self._expire(row)
+            for copy in self._copies:
+                self._engine.copy(copy.source, copy.target, copy.length)
+            self._copies.clear()
             for row in [row for row in self._running if row.chunks is None and not row.cancelled]:
                 self._start(row)
             before = len(self._launched)
@@ -173,7 +180,9 @@ class Loop:
 
     def _place(self, row: Row) -> None:
         if self._policy.reuse_prefixes:
-            row.slot, row.answer.num_cached_tokens = self._prefixes.take(self._free, row.answer.reusable)
+            taken = self._prefixes.take(self._free, row.answer.reusable)
+            row.slot, row.answer.num_cached_tokens = taken.slot, taken.kept
+            self._copies += taken.copies
         else:
             row.slot = min(self._free)  # a step runs the range of slots that holds its rows
         row.placed = self._clock()
@@ -256,6 +265,7 @@ class Loop:
             before = len(row.answer.token_ids)
             if not before:
                 row.first = self._clock()
+                self._prefixes.hold(row.slot, row.answer.prompt)
             count = int(result.accepted[index])
             try:
                 pieces = row.answer.commit(
@@ -277,7 +287,8 @@ class Loop:
     def _deliver(self, row: Row, pieces: Iterable[Piece]) -> None:
         if row.answer.ended:
             if row.chunks is not None:
-                self._prefixes.keep(row.slot, (*row.answer.prompt, *row.answer.token_ids))
+                # The last token was not run.
+                self._prefixes.hold(row.slot, (*row.answer.prompt, *row.answer.token_ids)[:-1])
             self._finish(row)  # before its caller hears of it: who asks next finds the slot free
             self._report(row)
         for piece in pieces:
@@ -294,6 +305,8 @@ class Loop:
 
     def _end(self, row: Row, error: GraphspecError) -> None:
         silent = row.done or row.cancelled
+        if row.slot >= 0 and not row.done:
+            self._prefixes.forget(row.slot)  # what failed may not have written what it should
         self._finish(row)
         if not silent:
             self._tell(row, error)

@@ -31,6 +31,8 @@ _RESULTS = ("accepted", "committed", "next_tokens", "next_kv_len")
 _LOGITS = "logits"
 _SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "uniform"})
 """Inputs of a graph that samples."""
+_PLACES = 1024
+"""Beside the slots."""
 _NEEDED = frozenset({"tokens", "kv_len", "n_tokens", "n_known", "next_token", "verify_offsets", "key_positions"})
 """Inputs of every graph, beside its states."""
 _TYPES = {
@@ -76,6 +78,15 @@ class OnnxRuntimeEngine:
         self._bindings: dict[tuple[str, int, int, bool], tuple[int, Any]] = {}
         self._device = ThreadPoolExecutor(1, thread_name_prefix="graphspec-engine")
         self._warm_up()
+
+    @property
+    def num_places(self) -> int:
+        """As many as anybody could fill, in the memory of a CPU."""
+        return 0 if self._is_cuda else self.num_slots + _PLACES
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Queued behind what was launched before."""
+        self._device.submit(self._caches.copy, source, target, length)
 
     def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32], *, kept: int = 0) -> None:
         """Queued behind what was launched before."""

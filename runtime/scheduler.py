@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
+from graphspec.errors import ConfigError
+from graphspec.manifest import Manifest
+
 from .answer import new_answer
 from .generate import LoadedBundle
 from .loop import Loop, Policy
@@ -48,6 +51,10 @@ class Ticket:
         self._scheduler._cancel(self._row)
 
 
+PREFIX_STORE = 256 * 1024 * 1024
+"""Bytes."""
+
+
 class Scheduler:
     """One thread that drives one engine."""
 
@@ -59,12 +66,15 @@ class Scheduler:
         overlap: bool = True,
         width: int | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
+        prefix_store: int | None = None,
         on_batch: Callable[[BatchReport], None] = lambda _: None,
         on_answer: Callable[[RequestReport], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`width`: drafts verified a step; None: the widest of the bundle. The engine is the scheduler's alone.
-        `on_batch` and `on_answer` are called from its thread."""
+        `prefix_store`: bytes of memory for what slots held before others took them; None: PREFIX_STORE where the
+        engine can keep it. `on_batch` and `on_answer` are called from its thread. Raises ConfigError for a store
+        that the engine cannot fill."""
         check_count("max_queue_size", max_queue_size)
         check_count("prefill_chunk", prefill_chunk)
         self._bundle = bundle
@@ -72,7 +82,7 @@ class Scheduler:
         self._width = bundle.checked_width(width)
         self._loop = Loop(
             bundle.engine,
-            Policy(overlap=overlap),
+            Policy(overlap=overlap, most_stored=_most_stored(bundle, prefix_store)),
             on_batch=on_batch,
             on_answer=on_answer,
             on_failure=_log_failure,
@@ -163,3 +173,20 @@ class Scheduler:
 
 def _log_failure(error: Exception) -> None:
     log.error("a step, or a caller, failed: %s", error, exc_info=error)
+
+
+def _most_stored(bundle: LoadedBundle, store: int | None) -> int:
+    """Tokens whose caches fit into `store` bytes."""
+    if bundle.engine.num_places <= bundle.engine.num_slots:
+        if store:
+            raise ConfigError(
+                f"a prefix store of {store} bytes: {bundle.manifest.backend.name} on "
+                f"{bundle.manifest.backend.device_class} keeps prompts only in the rows; leave it out"
+            )
+        return 0
+    return (PREFIX_STORE if store is None else store) // max(bytes_per_token(bundle.manifest), 1)
+
+
+def bytes_per_token(manifest: Manifest) -> int:
+    """Of all caches of one row."""
+    return sum(state.row_bytes(1) for state in manifest.states if "capacity" in state.shape)

@@ -70,6 +70,15 @@ class TensorRtEngine:
         }
         self._rows.reset_all()
 
+    @property
+    def num_places(self) -> int:
+        """The slots: nothing is kept on the host."""
+        return self.num_slots
+
+    def copy(self, source: int, target: int, length: int) -> None:  # noqa: ARG002
+        """Whole rows, which a GPU copies in less time than it takes to say which part of them."""
+        self._rows.copy(source, target)
+
     def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32], *, kept: int = 0) -> None:
         """Ordered behind what was launched before."""
         self._rows.admit(slot, params, uniform, kept)
@@ -161,7 +170,7 @@ def _separate_outputs(
     """Memory for the updated states that some engine does not write in place, and the state each belongs to."""
     in_place = set.intersection(*(set(plan.aliases) for plan in plans))
     return {
-        state.output: (device.allocate(rows * RowState.row_bytes(manifest, state)), state.input)
+        state.output: (device.allocate(rows * state.row_bytes(manifest.capacity)), state.input)
         for state in manifest.states
         if state.output not in in_place
     }

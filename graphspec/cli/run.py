@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from graphspec.runtime.generate import LoadedBundle
 
 NETWORK, LIMITS, ANSWERS = "Network", "Limits", "Answers to chats"
+MEGABYTE = 1024 * 1024
 log = logging.getLogger(__name__)
 
 
@@ -56,6 +57,16 @@ def run(
             "--max-queue-size", metavar="N", min=1, help="Requests that may wait; then 429.", rich_help_panel=LIMITS
         ),
     ] = 256,
+    prefix_store_mb: Annotated[
+        int | None,
+        typer.Option(
+            "--prefix-store-mb",
+            metavar="N",
+            min=0,
+            help="Memory for prompts that rows held before others took them; 256 where the backend can, 0: none.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
     request_timeout: Annotated[
         float | None,
         typer.Option(
@@ -164,12 +175,13 @@ def run(
                 width=width,
                 answers=answers,
                 request_timeout=request_timeout,
+                prefix_store=None if prefix_store_mb is None else prefix_store_mb * MEGABYTE,
                 say=log.info,
             )
         except BaseException:
             loaded.close()
             raise
-        for line in [*_banner(loaded, names, width, max_batch_size), _parsers(answers)]:
+        for line in [*_banner(loaded, names, width), _memory(loaded, prefix_store_mb), _parsers(answers)]:
             _say(line)
         return model
 
@@ -177,7 +189,7 @@ def run(
     Service(serving, Address(host=host, port=port), opened, drain=drain_seconds, say=_say).run()
 
 
-def _banner(bundle: LoadedBundle, names: list[str], width: int | None, max_batch_size: int | None) -> list[str]:
+def _banner(bundle: LoadedBundle, names: list[str], width: int | None) -> list[str]:
     manifest = bundle.manifest
     widths = ", ".join(map(str, manifest.widths))
     return [
@@ -185,8 +197,23 @@ def _banner(bundle: LoadedBundle, names: list[str], width: int | None, max_batch
         f"architecture  {manifest.architecture}",
         f"backend       {manifest.backend.name} {manifest.backend.version}, {manifest.backend.device_class}",
         f"widths        {widths}; {manifest.widths[-1] if width is None else width} in use",
-        f"capacity      {max_batch_size or manifest.max_batch_size} requests of {manifest.max_length} tokens",
+        f"capacity      {bundle.engine.num_slots} requests of {manifest.max_length} tokens",
     ]
+
+
+def _memory(bundle: LoadedBundle, prefix_store_mb: int | None) -> str:
+    from graphspec.runtime.scheduler import PREFIX_STORE, bytes_per_token
+
+    manifest, engine = bundle.manifest, bundle.engine
+    weights = sum(entry.size for name, entry in manifest.files.items() if name.startswith("weights/"))
+    a_token = bytes_per_token(manifest)
+    caches = a_token * manifest.capacity * engine.num_slots
+    stores = engine.num_places > engine.num_slots
+    store = (PREFIX_STORE // MEGABYTE if prefix_store_mb is None else prefix_store_mb) if stores else 0
+    return (
+        f"memory        {weights / MEGABYTE:,.0f} MB of weights; up to {caches / MEGABYTE:,.0f} MB of caches, "
+        f"{a_token / 1024:,.1f} KB a token; up to {store:,} MB of prefixes"
+    )
 
 
 def _parsers(answers: AnswerFormat) -> str:

@@ -37,10 +37,12 @@ def start(
     width: int | None = None,
     answers: AnswerFormat | None = None,
     request_timeout: float | None = None,
+    prefix_store: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Model:
-    """Starts the bundle's scheduler. `answers`: None is what the chat template says. `say` gets a line about its
-    steps now and then, from the scheduler's thread. Raises RequestError for a width that is not in the bundle."""
+    """Starts the bundle's scheduler. `answers`: None is what the chat template says. `prefix_store`: in bytes. `say`
+    gets a line about its steps now and then, from the scheduler's thread. Raises RequestError for a width that is not
+    in the bundle, ConfigError for a store that its engine cannot fill."""
     log = BatchLog(say)
 
     def stepped(report: BatchReport) -> None:
@@ -52,6 +54,7 @@ def start(
         max_queue_size=max_queue_size,
         overlap=overlap,
         width=width,
+        prefix_store=prefix_store,
         on_batch=stepped,
         on_answer=metrics.answered,
     )

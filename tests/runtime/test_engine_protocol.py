@@ -14,7 +14,7 @@ from gpu import why_no_gpu
 from pairs import MAX_LENGTH, NAMES, K, Pairs
 
 from graphspec.bundle import Host, open_bundle
-from graphspec.runtime.engine import Engine
+from graphspec.runtime.engine import Chunk, Engine
 from graphspec.runtime.loading import open_engine
 from graphspec.runtime.onnxruntime_engine import OnnxRuntimeEngine, host
 from graphspec.runtime.sampling import uniform_table
@@ -131,6 +131,34 @@ def test_a_slot_forgets_its_last_request(engine: Engine) -> None:
     for _ in range(10):
         engine.step([2], K)
     assert run(2) == run(0) == fresh
+
+
+def test_a_copy_of_a_row_goes_on_as_the_row_itself_would_have(engine: Engine) -> None:
+    """From a row that is being stepped, and by way of a place beside the slots where there is one."""
+    prompt = PROMPTS[6]
+    kept = len(prompt) - 3
+
+    def run(slot: int, kept: int = 0) -> tuple[list[int], list[list[int]]]:
+        params = PARAMS[1]
+        engine.admit(slot, params, uniform_table(params.seed or 0, engine.capacity), kept=kept)
+        tokens = engine.prefill(Chunk(slot=slot, tokens=tuple(prompt[kept:]))).result().tokens(0)
+        drafts = []
+        for _ in range(6):
+            drafts.append(engine.drafts(slot).tolist())
+            tokens += engine.step([slot], K).result().tokens(0)
+        return tokens, drafts
+
+    fresh = run(0)
+    assert engine.num_places >= engine.num_slots
+    engine.copy(0, 2, kept)
+    assert run(2, kept) == fresh
+    assert engine.step([0], K).result().slots == (0,), "the source is still there"
+    if engine.num_places > engine.num_slots:
+        place = engine.num_places - 1
+        engine.copy(2, place, kept + 1)
+        admit(engine, 2, PROMPTS[7], PARAMS[3]).result()
+        engine.copy(place, 3, kept)
+        assert run(3, kept) == fresh
 
 
 def test_a_row_at_the_end_of_its_cache_may_lie_between_those_stepped(engine: Engine) -> None:

@@ -22,7 +22,7 @@ from graphspec.runtime.refusals import DeadlineError
 
 many = settings(deadline=None, max_examples=100)
 POLICIES = [
-    Policy(overlap=overlap, prompts_first=first, reuse_prefixes=reuse)
+    Policy(overlap=overlap, prompts_first=first, reuse_prefixes=reuse, most_stored=60)
     for overlap in (True, False)
     for first in (True, False)
     for reuse in (True, False)

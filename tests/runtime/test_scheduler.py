@@ -16,7 +16,7 @@ from fake_engine import FakeEngine, tokens_after
 from pairs import NAMES, K, Pairs
 
 from graphspec.bundle import open_bundle
-from graphspec.errors import EngineError, GraphspecError, RequestError
+from graphspec.errors import ConfigError, EngineError, GraphspecError, RequestError
 from graphspec.runtime.answer import Generation, Piece
 from graphspec.runtime.generate import LoadedBundle
 from graphspec.runtime.onnxruntime_engine import OnnxRuntimeEngine, host
@@ -309,7 +309,7 @@ def test_a_prefix_in_the_cache_changes_nothing_but_the_time(pairs: Pairs, name: 
     loaded = pairs.loaded(name)
     engine = OnnxRuntimeEngine(open_bundle(pairs.bundle(name), host=host()), num_slots=2, num_threads=1)
     own = LoadedBundle(open_bundle(pairs.bundle(name), host=host()), engine, loaded.tokenizer)
-    scheduler = Scheduler(own)
+    scheduler = Scheduler(own, prefix_store=0)
 
     def ask(prompt: Sequence[int], seed: int) -> Generation:
         one = request(prompt, temperature=temperature, seed=seed, max_new_tokens=24, ignore_eos=True)
@@ -332,3 +332,46 @@ def test_a_prefix_in_the_cache_changes_nothing_but_the_time(pairs: Pairs, name: 
     assert ask((99, 98), 6).num_cached_tokens == 0
     scheduler.close()
     own.close()
+
+
+@pytest.mark.parametrize("name", NAMES[:4])
+def test_a_prefix_from_a_running_row_or_from_the_store_changes_nothing_but_the_time(pairs: Pairs, name: str) -> None:
+    loaded = pairs.loaded(name)
+    bundle = open_bundle(pairs.bundle(name), host=host())
+    own = LoadedBundle(bundle, OnnxRuntimeEngine(bundle, num_slots=2, num_threads=1), loaded.tokenizer)
+    scheduler = Scheduler(own)
+    base = tuple(PROMPTS[6]) * 3
+
+    def begin(prompt: Sequence[int], seed: int) -> tuple[GenerationRequest, Caller]:
+        one = request(prompt, temperature=1.0, seed=seed, max_new_tokens=20, ignore_eos=True)
+        caller = Caller()
+        scheduler.submit(one, caller)
+        return one, caller
+
+    def check(begun: tuple[GenerationRequest, Caller]) -> int:
+        found = begun[1].generation()
+        (cold,) = loaded.generate([begun[0].prompt], begun[0].params)
+        assert (found.token_ids, found.acceptance) == (cold.token_ids, cold.acceptance)
+        return found.num_cached_tokens
+
+    running = begin(base, 1)
+    reached(lambda: bool(running[1].pieces))
+    beside = begin((*base, 9), 2)
+    assert check(beside) in (0, len(base) - 1)  # 0: the first was done by then, and its slot was free
+    assert check(running) == 0
+    for seed in (3, 4):  # others take the slots
+        assert check(begin((seed,) * 20, seed)) == 0
+    assert check(begin((*base, 8), 5)) == len(base) - 1
+    scheduler.close()
+    own.close()
+
+
+@pytest.mark.parametrize("store", [0, 10**6])
+def test_a_store_that_the_engine_cannot_fill_is_refused(pairs: Pairs, store: int) -> None:
+    loaded = pairs.loaded(NAMES[0])
+    own = LoadedBundle(open_bundle(pairs.bundle(NAMES[0])), FakeEngine(), loaded.tokenizer)
+    if store:
+        with pytest.raises(ConfigError, match=r"a prefix store of 1000000 bytes: onnxruntime on .* leave it out"):
+            Scheduler(own, prefix_store=store)
+    else:
+        Scheduler(own, prefix_store=store).close()

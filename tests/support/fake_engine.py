@@ -39,6 +39,13 @@ class FakeEngine:
         self._lengths = [0] * self.num_slots
         self._count = 0
 
+    @property
+    def num_places(self) -> int:
+        return 0
+
+    def copy(self, *_: int) -> None:
+        raise AssertionError("it has no places")
+
     def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32], *, kept: int = 0) -> None:
         assert uniform.shape[0] == self.capacity or params.greedy
         self.admitted()

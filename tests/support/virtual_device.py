@@ -86,6 +86,7 @@ class VirtualDevice:
 
     def __post_init__(self) -> None:
         self._rows = [_Row() for _ in range(self.num_slots)]
+        self._places = dict[int, list[int]]()
 
     @property
     def gaps(self) -> list[float]:
@@ -95,6 +96,18 @@ class VirtualDevice:
     def written(self, slot: int) -> int:
         """Positions of the slot's cache that hold committed tokens."""
         return len(self._rows[slot].cache)
+
+    @property
+    def num_places(self) -> int:
+        return self.num_slots + 3
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        cache = self._rows[source].cache if source < self.num_slots else self._places[source]
+        assert length <= len(cache), "it never held so much"
+        if target < self.num_slots:
+            self._rows[target] = _Row(cache=cache[:length])
+        else:
+            self._places[target] = cache[:length]
 
     def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32], *, kept: int = 0) -> None:
         row = self._rows[slot]
