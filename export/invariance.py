@@ -13,11 +13,15 @@ from numpy.typing import NDArray
 from graphspec.architectures.state import StateSpec
 
 Arrays = dict[str, NDArray[Any]]
+_Logits = dict[int, NDArray[np.float32]]
+"""Of the first row, f32[V] by position."""
 
 _LONGEST = 300
 """Tokens: past every size at which MLAS changes how it adds up (64, 128, 256)."""
 _ROOM = 32
 """Positions behind the tokens, for drafts."""
+_ASKED = 64
+"""The last positions of a piece at which its logits are compared: as many as an engine asks for at most."""
 _CUTS = ((1, 2, 3), (60, 65, 129), (150, 295), (255, 256, 258), (-3, -2, -1))
 """Where the tokens are cut in pieces; negative: from the end."""
 
@@ -25,7 +29,8 @@ _CUTS = ((1, 2, 3), (60, 65, 129), (150, 295), (255, 256, 258), (-3, -2, -1))
 def is_row_invariant(
     root: Path, states: Sequence[StateSpec], vocabulary: int, *, positions: int, num_threads: int
 ) -> bool:
-    """Runs the same tokens whole, in pieces and beside other rows: True if every target cache has the same bits.
+    """Runs the same tokens whole, in pieces and beside other rows: True if every target cache has the same bits,
+    and the logits.
 
     `positions`: tokens that a row has room for.
     """
@@ -52,13 +57,15 @@ def _pieces(length: int) -> list[tuple[int, ...]]:
     return found
 
 
-def _run(session: Any, states: Sequence[StateSpec], tokens: NDArray[np.int64], split: Sequence[int]) -> Arrays:
-    """The states after the tokens i64[B, T], fed in pieces as a prompt is."""
+def _run(
+    session: Any, states: Sequence[StateSpec], tokens: NDArray[np.int64], split: Sequence[int]
+) -> tuple[Arrays, _Logits]:
+    """The states after the tokens i64[B, T], fed in pieces as a prompt is; the logits on the way."""
     batch = len(tokens)
     capacity = tokens.shape[1] + _ROOM
     sizes = {"batch": batch, "capacity": capacity}
     held = {s.name: np.zeros([sizes[d] if isinstance(d, str) else d for d in s.shape], s.dtype) for s in states}
-    start = 0
+    logits, start = _Logits(), 0
     for length in split:
         after = start + length
         visible = min(-(-(after + 1) // 32) * 32, capacity)
@@ -69,7 +76,7 @@ def _run(session: Any, states: Sequence[StateSpec], tokens: NDArray[np.int64], s
             "n_tokens": np.full(batch, length),
             "n_known": np.full(batch, length),
             "next_token": following,
-            "verify_offsets": np.arange(1),
+            "verify_offsets": np.arange(1 - min(length, _ASKED), 1),
             "key_positions": np.arange(visible),
             "temperature": np.zeros(batch, np.float32),
             "top_k": np.zeros(batch, np.int64),
@@ -80,11 +87,14 @@ def _run(session: Any, states: Sequence[StateSpec], tokens: NDArray[np.int64], s
         read = {value.name for value in session.get_inputs()}
         seen = {spec.name: _first(held[spec.name], spec, visible) for spec in states}
         given = {name: value for name, value in {**feeds, **seen}.items() if name in read}
-        names = [f"{spec.name}.next" for spec in states]
-        for spec, after_step in zip(states, session.run(names, given), strict=True):
+        names = [*(f"{spec.name}.next" for spec in states), "logits"]
+        *updated, asked = session.run(names, given)
+        for spec, after_step in zip(states, updated, strict=True):
             _first(held[spec.name], spec, visible)[...] = after_step
+        first = asked[0].copy()  # a view would keep the other rows'
+        logits |= dict(zip(range(after - len(first), after), first, strict=True))
         start = after
-    return held
+    return held, logits
 
 
 def _first(array: NDArray[Any], spec: StateSpec, count: int) -> NDArray[Any]:
@@ -94,12 +104,16 @@ def _first(array: NDArray[Any], spec: StateSpec, count: int) -> NDArray[Any]:
     return array[(slice(None),) * spec.shape.index("capacity") + (slice(count),)]
 
 
-def _same_bits(left: Arrays, right: Arrays, states: Sequence[StateSpec], length: int) -> bool:
-    """Compares the first row's entries at the positions of the tokens."""
+def _same_bits(
+    left: tuple[Arrays, _Logits], right: tuple[Arrays, _Logits], states: Sequence[StateSpec], length: int
+) -> bool:
+    """Compares the first row's entries at the positions of the tokens, and its logits where both have them."""
 
     def written(arrays: Arrays, spec: StateSpec) -> NDArray[Any]:
         return _first(arrays[spec.name][:1], spec, length)
 
     # What a drafter keeps decides what is proposed, never what is committed.
     kept = [spec for spec in states if spec.name.startswith("target.")]
-    return all(np.array_equal(written(left, spec), written(right, spec)) for spec in kept)
+    return all(np.array_equal(written(left[0], spec), written(right[0], spec)) for spec in kept) and all(
+        np.array_equal(left[1][position], right[1][position]) for position in left[1].keys() & right[1].keys()
+    )

@@ -12,27 +12,37 @@ import graphspec
 from graphspec.architectures.state import StateSpec
 from graphspec.export.invariance import is_row_invariant
 
-# What the cache ends with is the sum of the squares of the steps' lengths.
-DEPENDENT = """
+GRAPH = """
 <ir_version: 10, opset_import: ["" : 21]>
-step (int64[b, t] tokens, float[b, 1, s, 1] keys) => (float[b, 1, s, 1] next)
+step (int64[b, t] tokens, int64[r] verify_offsets, float[b, 1, s, 1] keys)
+    => (float[b, 1, s, 1] next, float[b, r, 1] logits)
 {
+    nothing = Constant <value_floats: floats = [0.0]> ()
     size = Shape <start: int = 1, end: int = 2> (tokens)
     length = Cast <to: int = 1> (size)
-    square = Mul (length, length)
-    next = Add (keys, square)
+    next = Add (keys, CACHED)
+    batch = Shape <start: int = 0, end: int = 1> (tokens)
+    asked = Shape (verify_offsets)
+    one = Constant <value_ints: ints = [1]> ()
+    shape = Concat <axis: int = 0> (batch, asked, one)
+    logits = Expand (JUDGED, shape)
 }
 """
+"""What is added to the cache, and what the logits are, may depend on the length of the step."""
 
 
-def test_a_graph_whose_rows_depend_on_the_step_is_found_out(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(DEPENDENT)
-    model.graph.input[1].name = model.graph.node[3].input[0] = "target.0.keys"
-    model.graph.output[0].name = model.graph.node[3].output[0] = "target.0.keys.next"
+@pytest.mark.parametrize(("cached", "judged"), [("nothing", "nothing"), ("length", "nothing"), ("nothing", "length")])
+def test_a_graph_whose_rows_depend_on_the_step_is_found_out(tmp_path: Path, cached: str, judged: str) -> None:
+    model = onnx.parser.parse_model(GRAPH.replace("CACHED", cached).replace("JUDGED", judged))
+    for node in model.graph.node:
+        node.input[:] = ["target.0.keys" if name == "keys" else name for name in node.input]
+        node.output[:] = ["target.0.keys.next" if name == "next" else name for name in node.output]
+    model.graph.input[2].name, model.graph.output[0].name = "target.0.keys", "target.0.keys.next"
     (tmp_path / "graphs").mkdir()
     onnx.save(model, tmp_path / "graphs" / "any.onnx")
     spec = StateSpec(name="target.0.keys", shape=("batch", 1, "capacity", 1))
-    assert not is_row_invariant(tmp_path, [spec], tiny.VOCABULARY, positions=300, num_threads=1)
+    found = is_row_invariant(tmp_path, [spec], tiny.VOCABULARY, positions=300, num_threads=1)
+    assert found is ("length" not in (cached, judged))
 
 
 @pytest.mark.slow

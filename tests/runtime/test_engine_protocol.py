@@ -14,6 +14,7 @@ from gpu import why_no_gpu
 from pairs import MAX_LENGTH, NAMES, K, Pairs
 
 from graphspec.bundle import Host, open_bundle
+from graphspec.errors import EngineError
 from graphspec.runtime.engine import Chunk, Engine
 from graphspec.runtime.loading import open_engine
 from graphspec.runtime.onnxruntime_engine import OnnxRuntimeEngine, host
@@ -159,6 +160,28 @@ def test_a_copy_of_a_row_goes_on_as_the_row_itself_would_have(engine: Engine) ->
         admit(engine, 2, PROMPTS[7], PARAMS[3]).result()
         engine.copy(place, 3, kept)
         assert run(3, kept) == fresh
+
+
+def test_logits_are_given_or_refused_before_anything_is_launched(engine: Engine) -> None:
+    admit(engine, 0, PROMPTS[4], PARAMS[0]).result()
+    prompt = Chunk(slot=1, tokens=PROMPTS[4], num_logits=len(PROMPTS[4]))
+    if isinstance(engine, OnnxRuntimeEngine):
+        admit(engine, 2, PROMPTS[3], PARAMS[1])
+        result = engine.step([2, 0], 2, logits=True).result()
+        assert result.logits is not None
+        assert result.logits.shape == (2, 3, 128)
+        best = result.logits[1].argmax(axis=-1).tolist()  # slot 0, which is greedy
+        assert result.tokens(1) == best[: len(result.tokens(1))]
+        chunk = engine.prefill(prompt).result()
+        assert chunk.logits is not None
+        assert chunk.logits.shape == (1, len(PROMPTS[4]), 128)
+        assert chunk.committed.tolist() == [[chunk.logits[0, -1].argmax()]]
+    else:
+        with pytest.raises(EngineError, match="keep them on the device"):
+            engine.step([0], 2, logits=True)
+        with pytest.raises(EngineError, match="keep them on the device"):
+            engine.prefill(prompt)
+    assert engine.step([0], 2).result().logits is None
 
 
 def test_a_row_at_the_end_of_its_cache_may_lie_between_those_stepped(engine: Engine) -> None:
