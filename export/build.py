@@ -76,8 +76,11 @@ class Plan:
     def capacity(self) -> int:
         """Positions in a cache row. A block that starts at the last token but one may end K beyond max_length; a
         step launched before that is known, K + 1 further; the drafts after it stand at K more positions. An engine
-        that reads prompts in chunks of a fixed size writes its padding after them."""
-        return self.max_length + 3 * self.config.draft_width + 2 + BACKENDS[self.options.backend].padding
+        that reads prompts in chunks of a fixed size writes its padding after them, and runs one row of many, which
+        therefore starts at an aligned address."""
+        kind = BACKENDS[self.options.backend]
+        needed = self.max_length + 3 * self.config.draft_width + 2 + kind.padding
+        return -(-needed // kind.capacity_multiple) * kind.capacity_multiple
 
     @property
     def key(self) -> str:

@@ -34,6 +34,9 @@ class BackendKind:
     prefill_chunks: tuple[int, ...] = ()
     """Prompt tokens an engine reads at once: a short one for what is left, a long one for the rest. Empty: any."""
 
+    capacity_multiple: int = 1
+    """A row of any cache starts at an address that the library takes if its positions are a multiple of this."""
+
     lacks: frozenset[Capability] = frozenset()
     """Capabilities of an architecture that its bundles do not have."""
 
@@ -69,6 +72,7 @@ BACKENDS: dict[Backend, BackendKind] = {
             distributions=("tensorrt",),
             extra="gpu",
             prefill_chunks=(16, 128),
+            capacity_multiple=64,  # of 4 bytes, the least a position takes: 256
             lacks=_NOT_ON_ENGINES,
         ),
         BackendKind(
@@ -78,6 +82,7 @@ BACKENDS: dict[Backend, BackendKind] = {
             distributions=("tensorrt-rtx", "tensorrt-rtx-cu13"),
             extra="tensorrt-rtx",
             prefill_chunks=(16, 128),
+            capacity_multiple=64,  # of 4 bytes, the least a position takes: 256
             lacks=_NOT_ON_ENGINES,
         ),
     )

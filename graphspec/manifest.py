@@ -24,6 +24,8 @@ DType = Literal[
 ]
 _STATE_BYTES = {"bool": 1, "int32": 4, "int64": 8, "bfloat16": 2, "float16": 2, "float32": 4}
 """Of one value of a state."""
+_BITS = {name: 8 * size for name, size in _STATE_BYTES.items()}
+_BITS |= {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8, "float8_e4m3fn": 8}
 Role = Literal["step", "prefill", "any", "portable"]
 
 
@@ -96,6 +98,12 @@ class TensorSpec(_Part):
     dtype: DType
     shape: tuple[NonNegative | Name, ...]
     """A name stands for a size known only when the graph runs."""
+
+    @property
+    def nbytes(self) -> int | None:
+        """None where a size is not known."""
+        sizes = [dim for dim in self.shape if isinstance(dim, int)]
+        return prod(sizes) * _BITS[self.dtype] // 8 if len(sizes) == len(self.shape) else None
 
 
 class Graph(_Part):

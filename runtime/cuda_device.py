@@ -27,28 +27,36 @@ class CudaDevice:
         _checked(cuda.cudaSetDevice(number))
         properties = _checked(cuda.cudaGetDeviceProperties(number))
         self.compute_capability = f"sm{properties.major}{properties.minor}"
-        self._memory: list[Address] = []
-        self._host_memory: list[int] = []
+        self._owned: list[tuple[Callable[[Any], object], Any]] = []
+        """What frees each thing that was made, in order."""
 
     def allocate(self, size: int) -> Address:
-        address = int(_checked(cuda.cudaMalloc(max(size, 1))))
-        self._memory.append(address)
+        status, address = cuda.cudaMalloc(max(size, 1))
+        if status == cuda.cudaError_t.cudaErrorMemoryAllocation:
+            raise EngineError(
+                f"the GPU has no {size / 1e6:,.0f} MB left for the bundle: end what else uses it, load with a smaller "
+                "--max-batch-size, or build with a smaller --max-length"
+            )
+        _checked((status,))
+        self._own(cuda.cudaFree, int(address))
         _checked(cuda.cudaMemset(address, 0, max(size, 1)))
-        return address
+        # It runs on the default stream, which ours do not wait for: it could come after a first upload.
+        _checked(cuda.cudaStreamSynchronize(0))
+        return int(address)
 
     def host_array(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         address = int(_checked(cuda.cudaMallocHost(size)))
-        self._host_memory.append(address)
+        self._own(cuda.cudaFreeHost, address)
         memory = (ctypes.c_byte * size).from_address(address)
         return np.frombuffer(memory, dtype).reshape(shape)
 
     def stream(self) -> Handle:
         # Non-blocking: the legacy default stream would order both of ours.
-        return _checked(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
+        return self._own(cuda.cudaStreamDestroy, _checked(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking)))
 
     def event(self) -> Handle:
-        return _checked(cuda.cudaEventCreateWithFlags(cuda.cudaEventDisableTiming))
+        return self._own(cuda.cudaEventDestroy, _checked(cuda.cudaEventCreateWithFlags(cuda.cudaEventDisableTiming)))
 
     def upload(self, to: Address, array: NDArray[Any], stream: Handle) -> None:
         # From pageable memory the call returns once the array has been read.
@@ -77,16 +85,20 @@ class CudaDevice:
         finally:
             # Ends it also when the work failed: a stream left capturing takes nothing else.
             ended = cuda.cudaStreamEndCapture(stream)
-        executable = _checked(cuda.cudaGraphInstantiate(_checked(ended), 0))
+        graph = _checked(ended)
+        executable = self._own(cuda.cudaGraphExecDestroy, _checked(cuda.cudaGraphInstantiate(graph, 0)))
+        cuda.cudaGraphDestroy(graph)
         return lambda: _checked(cuda.cudaGraphLaunch(executable, stream))
 
     def close(self) -> None:
         cuda.cudaDeviceSynchronize()
-        for address in self._memory:
-            cuda.cudaFree(address)
-        for address in self._host_memory:
-            cuda.cudaFreeHost(address)
-        self._memory, self._host_memory = [], []
+        while self._owned:
+            free, thing = self._owned.pop()
+            free(thing)
+
+    def _own(self, free: Callable[[Any], object], thing: Any) -> Any:
+        self._owned.append((free, thing))
+        return thing
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 Address = int
 """Of device memory."""
+ALIGNMENT = 256
+"""Of the addresses that TensorRT takes, in bytes (NvInferRuntime.h, setTensorAddress)."""
 Handle = Any
 """A stream or an event of the device's library."""
 
@@ -17,7 +19,7 @@ class Device(Protocol):
     """Memory, streams and captured work of one GPU. Work of one stream is carried out in order."""
 
     def allocate(self, size: int) -> Address:
-        """`size` bytes of zeros, freed by `close`."""
+        """`size` bytes of zeros from a multiple of ALIGNMENT on, freed by `close`. Raises EngineError."""
         ...
 
     def host_array(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
@@ -52,7 +54,9 @@ class Device(Protocol):
         """Records what `work` puts on the stream as one graph → what launches it there."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Waits for what was launched; what was allocated is gone, and so are streams, events and captured work."""
+        ...
 
 
 class Plan(Protocol):
@@ -69,10 +73,16 @@ class Plan(Protocol):
         ...
 
     def bind(self, addresses: Mapping[str, Address], scratch: Address) -> None:
-        """Where inputs and outputs lie, by name."""
+        """Where inputs and outputs lie, by name. Raises EngineError for an address that is missing or not taken."""
         ...
 
-    def run(self, stream: Handle) -> None: ...
+    def can_be_captured(self, stream: Handle) -> bool:
+        """Whether `run` may be recorded once and launched again."""
+        ...
+
+    def run(self, stream: Handle) -> None:
+        """Raises EngineError."""
+        ...
 
 
 class Library(Protocol):

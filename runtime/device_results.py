@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from graphspec.errors import EngineError
 
 from .device import Address, Device, Handle
 from .engine import StepResult
@@ -58,10 +61,11 @@ class Results:
         return waiting
 
     def settle(self) -> None:
-        """Reads what was launched and not read yet."""
+        """Reads what was launched and not read yet; who asks for a result later is told what the device said."""
         for waiting in self._waiting:
             if waiting is not None:
-                waiting.result()
+                with suppress(EngineError):
+                    waiting.result()
 
 
 class _Waiting:
@@ -79,15 +83,23 @@ class _Waiting:
         self._device, self._copied = device, copied
         self._slots, self._rows = slots, rows
         self._accepted, self._committed = accepted, committed
-        self._result: StepResult | None = None
+        self._result: StepResult | EngineError | None = None
 
     def result(self) -> StepResult:
         """Waits for the copy. Raises EngineError if the device failed."""
         if self._result is None:
-            self._device.synchronise(self._copied)
-            self._result = StepResult(
-                slots=self._slots,
-                accepted=self._accepted[self._rows].copy(),
-                committed=self._committed[self._rows].copy(),
-            )
+            self._result = self._read()
+        if isinstance(self._result, EngineError):
+            raise self._result
         return self._result
+
+    def _read(self) -> StepResult | EngineError:
+        try:
+            self._device.synchronise(self._copied)
+        except EngineError as error:
+            return error
+        return StepResult(
+            slots=self._slots,
+            accepted=self._accepted[self._rows].copy(),
+            committed=self._committed[self._rows].copy(),
+        )

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from graphspec.errors import BundleError
 from graphspec.manifest import Manifest
 
-from .device import Address, Device, Handle
+from .device import ALIGNMENT, Address, Device, Handle
 from .engine import NO_TOKEN
 from .sampling import SamplingParams
 
 
 class RowState:
-    """Memory of `rows` rows; addresses are those of the first row a graph is given."""
+    """Memory of `rows` rows, one after another."""
 
     def __init__(self, manifest: Manifest, rows: int, device: Device, stream: Handle) -> None:
         self._device, self._stream, self._rows = device, stream, rows
@@ -35,11 +36,29 @@ class RowState:
             **{state.input: state.row_bytes(manifest.capacity) for state in manifest.states},
         }
         self._memory = {name: device.allocate(rows * stride) for name, stride in self._strides.items()}
+        self._alone = {
+            name: device.allocate(stride) for name, stride in self._strides.items() if self._is_between(name)
+        }
         self._active: NDArray[np.bool_] | None = None
 
-    def addresses(self, slot: int) -> dict[str, Address]:
-        """Of every input, from row `slot` on."""
-        return {name: at + slot * self._strides[name] for name, at in self._memory.items()}
+    def addresses(self) -> dict[str, Address]:
+        """Of every input of all rows."""
+        return dict(self._memory)
+
+    def addresses_of(self, slot: int) -> dict[str, Address]:
+        """Of every input of one row, for a graph launched next. What lies between two multiples of ALIGNMENT is
+        copied to one, so the graph must not change it in place."""
+        for name, at in self._alone.items():
+            self._device.copy(at, self._at(name, slot), self._strides[name], self._stream)
+        return {name: self._at(name, slot) for name in self._memory} | self._alone
+
+    def check_in_place(self, states: Iterable[str]) -> None:
+        """Raises BundleError if a graph of one row cannot change these states where they lie."""
+        if between := sorted(name for name in states if self._is_between(name)):
+            raise BundleError(
+                f"rows of {', '.join(between)} are no multiple of {ALIGNMENT} bytes, and an engine changes them in "
+                "place: the bundle was not built by this graphspec; rebuild it"
+            )
 
     def reset_all(self) -> None:
         """Every row empty; the caches hold zeros or what finite numbers were written, masked either way."""
@@ -62,8 +81,7 @@ class RowState:
     def copy(self, source: int, target: int) -> None:
         """The caches of one row become another's."""
         for name in self._states:
-            at, stride = self._memory[name], self._strides[name]
-            self._device.copy(at + target * stride, at + source * stride, stride, self._stream)
+            self._device.copy(self._at(name, target), self._at(name, source), self._strides[name], self._stream)
 
     def activate(self, slots: Sequence[int]) -> None:
         """Only these rows advance from now on."""
@@ -76,23 +94,27 @@ class RowState:
     def take(self, outputs: Mapping[str, Address], rows: Sequence[int]) -> None:
         """Tokens and lengths that a graph put out for these rows, which follow each other."""
         for output, name in (("next_tokens", "tokens"), ("next_kv_len", "kv_len")):
-            stride = self._strides[name]
-            to = self._memory[name] + rows[0] * stride
-            self._device.copy(to, outputs[output], len(rows) * stride, self._stream)
+            size = len(rows) * self._strides[name]
+            self._device.copy(self._at(name, rows[0]), outputs[output], size, self._stream)
 
     def copy_state(self, name: str, source: Address, slot: int, rows: int) -> None:
         """A state of `rows` rows from `slot` on."""
-        stride = self._strides[name]
-        self._device.copy(self._memory[name] + slot * stride, source, rows * stride, self._stream)
+        self._device.copy(self._at(name, slot), source, rows * self._strides[name], self._stream)
 
     def tokens_of(self, slot: int) -> NDArray[np.int64]:
         """The row's pending token and drafts, i64[K+1]; waits for the device."""
         host = self._device.host_array((self._width,), np.int64)
-        self._device.download(host, self.addresses(slot)["tokens"], self._stream)
+        self._device.download(host, self._at("tokens", slot), self._stream)
         event = self._device.event()
         self._device.record(event, self._stream)
         self._device.synchronise(event)
         return host.copy()
 
     def _upload(self, name: str, slot: int, values: NDArray[Any]) -> None:
-        self._device.upload(self._memory[name] + slot * self._strides[name], values, self._stream)
+        self._device.upload(self._at(name, slot), values, self._stream)
+
+    def _at(self, name: str, slot: int) -> Address:
+        return self._memory[name] + slot * self._strides[name]
+
+    def _is_between(self, name: str) -> bool:
+        return self._rows > 1 and self._strides[name] % ALIGNMENT != 0

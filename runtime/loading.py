@@ -76,7 +76,11 @@ def _on_gpu(
         signer=signer,
     )
     _check_slots(opened.manifest, num_slots)
-    return opened, TensorRtEngine(opened, library, device, num_slots=num_slots)
+    try:
+        return opened, TensorRtEngine(opened, library, device, num_slots=num_slots)
+    except BaseException:
+        device.close()  # its memory would stay taken for as long as the process lives
+        raise
 
 
 def _check_slots(manifest: Manifest, num_slots: int | None) -> None:

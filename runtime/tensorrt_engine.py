@@ -11,7 +11,7 @@ Not run on a GPU yet: the tests run it on a stand-in for the device (tests/suppo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -51,7 +51,7 @@ class TensorRtEngine:
         self._compute, self._out = device.stream(), device.stream()
         self._rows = RowState(manifest, rows, device, self._compute)
         self._results = Results(rows, manifest.num_draft_tokens + 1, device, self._compute, self._out)
-        self._weights = _upload_weights(bundle, device, self._compute)
+        self._weights = _upload_weights(bundle, device, self._compute, known=self._rows.addresses().keys())
         used = {key: graph for key, graph in self._steps.items() if key[0] <= rows}
         plans = {graph.name: library.load(bundle.read(graph.file), graph.file) for graph in used.values()}
         self._prefills = {
@@ -59,6 +59,7 @@ class TensorRtEngine:
             for graph in manifest.graphs
             if graph.role == "prefill"
         }
+        self._rows.check_in_place({source for plan in self._prefills.values() for source in plan.aliases.values()})
         everything = [*plans.values(), *self._prefills.values()]
         self._scratch = device.allocate(max(plan.scratch for plan in everything))
         self._kept = _separate_outputs(manifest, everything, rows, device)
@@ -107,18 +108,20 @@ class TensorRtEngine:
 
     def close(self) -> None:
         """Waits for what was launched, then frees the device's memory."""
-        self._results.settle()
-        self._device.close()
+        try:
+            self._results.settle()
+        finally:
+            self._device.close()
 
     def _bucket(self, rows: int) -> int:
         return next(bucket for bucket in self._buckets if bucket >= rows)
 
     def _prepare(self, plan: Plan, bucket: int, parity: int) -> Callable[[], None]:
         """What launches a step. Run once with no row active before it is captured: libraries set up lazily."""
-        work = partial(self._launch, plan, 0, bucket, parity, {})
+        work = partial(self._launch, plan, self._rows.addresses(), range(bucket), parity)
         self._rows.activate(())
         work()
-        return self._device.capture(self._compute, work)
+        return self._device.capture(self._compute, work) if plan.can_be_captured(self._compute) else work
 
     def _prefill(self, chunk: Chunk, size: int) -> Pending:
         """One engine call. Padding after the chunk's tokens is written beyond the row's length."""
@@ -129,38 +132,51 @@ class TensorRtEngine:
         for name, value in inputs.items():
             self._device.upload(self._chunk[name], np.atleast_1d(np.asarray(value, np.int64)), self._compute)
         parity = self._results.begin()
-        self._launch(plan, slot, 1, parity, self._chunk)
+        self._launch(plan, {**self._rows.addresses_of(slot), **self._chunk}, range(slot, slot + 1), parity)
         return self._results.finish(parity, (slot,), rows=(0,), columns=1)
 
-    def _launch(self, plan: Plan, slot: int, rows: int, parity: int, inputs: Mapping[str, Address]) -> None:
-        """Runs the engine on `rows` rows from `slot` on, and takes their tokens, lengths and states from it."""
+    def _launch(self, plan: Plan, inputs: Mapping[str, Address], rows: range, parity: int) -> None:
+        """Runs the engine on those rows, and takes their tokens, lengths and states from it."""
         outputs = self._results.addresses(parity)
-        addresses = {**self._weights, **self._rows.addresses(slot), **outputs, **inputs}
+        addresses = {**self._weights, **inputs, **outputs}
         plan.bind(addresses | self._state_outputs(plan, addresses), self._scratch)
         plan.run(self._compute)
-        self._rows.take(outputs, range(slot, slot + rows))
-        self._keep(plan, slot, rows)
+        self._rows.take(outputs, rows)
+        self._keep(plan, rows)
 
     def _state_outputs(self, plan: Plan, addresses: Mapping[str, Address]) -> dict[str, Address]:
         """Where updated states go: in place where the engine can, else to memory of their own."""
         found = {output: addresses[source] for output, source in plan.aliases.items()}
         return found | {name: at for name, (at, _) in self._kept.items() if name not in found}
 
-    def _keep(self, plan: Plan, slot: int, rows: int) -> None:
+    def _keep(self, plan: Plan, rows: range) -> None:
         """Copies states that were not updated in place back to where the next step reads them."""
         for output, (at, source) in self._kept.items():
             if output not in plan.aliases:
-                self._rows.copy_state(source, at, slot, rows)
+                self._rows.copy_state(source, at, rows[0], len(rows))
 
 
-def _upload_weights(bundle: Bundle, device: Device, stream: Any) -> dict[str, Address]:
-    """One copy for every engine; none where they hold their own."""
-    if WEIGHTS not in bundle.manifest.files:
-        return {}
-    addresses = {}
-    for name, content in stored_tensors(bundle.path(WEIGHTS)):
+def _upload_weights(bundle: Bundle, device: Device, stream: Any, *, known: Collection[str]) -> dict[str, Address]:
+    """One copy for every engine; none where they hold their own. Raises BundleError for one of another size than the
+    engines read, and for one that is missing; `known` inputs are no weights."""
+    wanted = {
+        spec.name: spec.nbytes
+        for graph in bundle.manifest.graphs
+        for spec in graph.inputs
+        if spec.name not in (*known, "n_tokens", "next_token")
+    }
+    addresses = dict[str, Address]()
+    stored = stored_tensors(bundle.path(WEIGHTS)) if WEIGHTS in bundle.manifest.files else ()
+    for name, content in stored:
+        if content.nbytes != wanted.get(name, content.nbytes):
+            raise BundleError(
+                f"{WEIGHTS} holds {content.nbytes} bytes of {name}, and the engines read {wanted[name]}; rebuild the "
+                "bundle"
+            )
         addresses[name] = device.allocate(content.nbytes)
         device.upload(addresses[name], content, stream)
+    if missing := sorted(wanted.keys() - addresses.keys()):
+        raise BundleError(f"{WEIGHTS} lacks {len(missing)} weights that the engines read ({missing[0]} …): rebuild it")
     return addresses
 
 
@@ -193,13 +209,12 @@ def _chunk_inputs(prefills: Mapping[int, Plan]) -> list[tuple[str, int]]:
 
 
 def _pieces(chunk: Chunk, sizes: Sequence[int]) -> Iterable[tuple[Chunk, int]]:
-    """The chunk in pieces, each with the engine that reads it: the largest ones while they are full."""
+    """The chunk in the fewest pieces, each with the smallest engine that holds it: reading the weights is most of what
+    a call costs, and padding costs nothing beside it."""
     tokens, start = chunk.tokens, 0
     while start < len(tokens):
         left = len(tokens) - start
         size = next((size for size in sizes if size >= left), sizes[-1])
-        if size > left and (full := [smaller for smaller in sizes if smaller <= left]):
-            size = full[-1]
         end = min(start + size, len(tokens))
         following = tokens[end] if end < len(tokens) else chunk.next_token
         yield Chunk(slot=chunk.slot, tokens=tokens[start:end], next_token=following), size

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from graphspec.backends import BACKENDS
-from graphspec.errors import BundleError, ConfigError
+from graphspec.errors import BundleError, ConfigError, EngineError
 from graphspec.manifest import Backend
 from graphspec.tensorrt_log import collecting_logger, reason
 
@@ -36,24 +36,28 @@ class TensorRtLibrary:
         self._backend = backend
         self.version = str(self._module.__version__)
         self._logger = collecting_logger(self._module)
-        self._runtime = self._module.Runtime(self._logger)
+        self._runtime: Any = None
+        """Made for the first engine: without a GPU it may be an empty shell that crashes (backends.md §1)."""
 
     def load(self, content: bytes, file: str) -> TensorRtPlan:
         """Raises BundleError: a header of another release, or the library's own reason."""
         if self._backend == "tensorrt-rtx":
             check_rtx_header(content, file, self.version)
+        if self._runtime is None:
+            self._runtime = self._module.Runtime(self._logger)
         self._logger.messages.clear()
         engine = self._runtime.deserialize_cuda_engine(content)
         if engine is None:  # it never raises
             raise BundleError(f"{self._backend} {self.version} cannot load {file}: {reason(self._logger)}")
-        return TensorRtPlan(engine, self._module)
+        return TensorRtPlan(engine, self._module, self._logger, file)
 
 
 class TensorRtPlan:
     """An engine with one execution context."""
 
-    def __init__(self, engine: Any, module: ModuleType) -> None:
-        self._engine = engine
+    def __init__(self, engine: Any, module: ModuleType, logger: Any, file: str) -> None:
+        """`file`: of the bundle, for messages."""
+        self._engine, self._logger, self._file = engine, logger, file
         strategy = module.ExecutionContextAllocationStrategy.USER_MANAGED
         self._context = engine.create_execution_context(strategy)
         self.scratch = int(engine.device_memory_size_v2)
@@ -65,12 +69,20 @@ class TensorRtPlan:
 
     def bind(self, addresses: Mapping[str, Address], scratch: Address) -> None:
         for name in self._names:
-            self._context.set_tensor_address(name, addresses[name])
+            if name not in addresses:
+                raise EngineError(f"{self._file} uses {name}, which the bundle does not have; rebuild it")
+            if not self._context.set_tensor_address(name, addresses[name]):  # it never raises
+                raise EngineError(f"{self._file} does not take an address for {name}: {reason(self._logger)}")
         self._context.set_device_memory(scratch, self.scratch)
+
+    def can_be_captured(self, stream: Handle) -> bool:
+        """TensorRT-RTX is asked; what TensorRT launches can be (backends.md §3.4)."""
+        ask = getattr(self._context, "is_stream_capturable", None)
+        return ask is None or bool(ask(int(stream)))
 
     def run(self, stream: Handle) -> None:
         if not self._context.execute_async_v3(int(stream)):
-            raise BundleError("TensorRT refused to launch a step")
+            raise EngineError(f"{self._file} was not launched: {reason(self._logger)}")
 
 
 def check_rtx_header(content: bytes, file: str, version: str) -> None:

@@ -1,7 +1,7 @@
 """A stand-in for a GPU and for TensorRT: host memory, and ONNX Runtime to run the graphs that TensorRT would compile.
 
-Streams are deferred: what is put on one runs only when the host waits for an event of it, so a host that reads too
-early reads what was there before.
+Streams are as late as a GPU's may be: what is put on one runs only when the host, or another stream that is asked to
+run, waits for an event recorded after it. A host that reads too early reads what was there before.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from graphspec.export.tensorrt_compile import TensorRt
 from graphspec.manifest import Backend
+from graphspec.runtime.device import ALIGNMENT
 
 Array = NDArray[Any]
 Work = Callable[[], None]
@@ -61,6 +62,7 @@ class FakePlan:
     """One graph in ONNX Runtime, on memory that is given to it as addresses."""
 
     scratch = 64
+    capturable = True
 
     def __init__(self, content: bytes, in_place: bool) -> None:
         options = onnxruntime.SessionOptions()
@@ -77,10 +79,15 @@ class FakePlan:
         self._addresses: dict[str, int] = {}
 
     def bind(self, addresses: Mapping[str, int], scratch: int) -> None:
-        assert scratch % 64 == 0
-        self._addresses = dict(addresses)
+        read = {value.name for value in (*self._session.get_inputs(), *self._session.get_outputs())}
+        assert scratch % ALIGNMENT == 0
+        assert not [name for name in read if addresses[name] % ALIGNMENT], "TensorRT takes no such address"
+        self._addresses = {name: addresses[name] for name in read}
         for output, source in self.aliases.items():
             assert addresses[output] == addresses[source], f"{output} is updated in place"
+
+    def can_be_captured(self, stream: FakeStream) -> bool:  # noqa: ARG002
+        return self.capturable
 
     def run(self, stream: FakeStream) -> None:
         addresses = dict(self._addresses)  # a later bind does not change what was launched
@@ -102,25 +109,33 @@ class FakePlan:
 
 
 class FakeStream:
-    """Work in order, done when somebody waits for it."""
+    """Work in order, done when somebody waits for it, and no more of it than that."""
 
     def __init__(self) -> None:
         self._queue: list[Work] = []
         self.capturing: list[Work] | None = None
+        self.put_so_far = 0
+        self._done = 0
 
     def put(self, work: Work) -> None:
-        (self._queue if self.capturing is None else self.capturing).append(work)
+        if self.capturing is not None:
+            self.capturing.append(work)
+            return
+        self._queue.append(work)
+        self.put_so_far += 1
 
-    def drain(self) -> None:
-        while self._queue:
+    def run_to(self, mark: int) -> None:
+        while self._done < mark:
+            self._done += 1
             self._queue.pop(0)()
 
 
 class FakeEvent:
-    """The work that has to be done for it."""
+    """The work that has to be done for it: what its stream had been given when it was last recorded."""
 
     def __init__(self) -> None:
         self.stream: FakeStream | None = None
+        self.mark = 0
 
 
 class FakeDevice:
@@ -128,20 +143,24 @@ class FakeDevice:
 
     def __init__(self) -> None:
         self._memory: list[Array] = []
+        self._host: list[Array] = []
+        self._streams: list[FakeStream] = []
         self.launched = 0
         self.captured = 0
         self.closed = False
 
     def allocate(self, size: int) -> int:
-        block = np.zeros(size + 64, np.uint8)
+        block = np.zeros(size + ALIGNMENT, np.uint8)
         self._memory.append(block)
-        return int(block.ctypes.data + -block.ctypes.data % 64)
+        return int(block.ctypes.data + -block.ctypes.data % ALIGNMENT)
 
     def host_array(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        return np.full(shape, -99, dtype)
+        self._host.append(np.full(shape, -99, dtype))
+        return self._host[-1]
 
     def stream(self) -> FakeStream:
-        return FakeStream()
+        self._streams.append(FakeStream())
+        return self._streams[-1]
 
     def event(self) -> FakeEvent:
         return FakeEvent()
@@ -155,22 +174,24 @@ class FakeDevice:
         stream.put(partial(_move, to, source, size))
 
     def download(self, to: Array, source: int, stream: FakeStream) -> None:
+        assert any(np.may_share_memory(to, known) for known in self._host), "only page-locked memory is filled late"
         stream.put(partial(_move, to.ctypes.data, source, to.nbytes))
 
     def record(self, event: FakeEvent, stream: FakeStream) -> None:
-        event.stream = stream
+        assert stream.capturing is None
+        event.stream, event.mark = stream, stream.put_so_far
 
     def wait(self, stream: FakeStream, event: FakeEvent) -> None:
         source = event.stream
         assert source is not None, "a wait for an event that was never recorded waits for nothing"
-        stream.put(source.drain)
+        stream.put(partial(source.run_to, event.mark))
 
     def synchronise(self, event: FakeEvent) -> None:
         assert event.stream is not None
-        event.stream.drain()
+        assert not self.closed, "an event that is gone"
+        event.stream.run_to(event.mark)
 
     def capture(self, stream: FakeStream, work: Work) -> Work:
-        stream.drain()
         stream.capturing = []
         work()
         recorded, stream.capturing = stream.capturing, None
@@ -184,4 +205,8 @@ class FakeDevice:
         return launch
 
     def close(self) -> None:
+        for stream in self._streams:
+            stream.run_to(stream.put_so_far)
+        for block in (*self._memory, *self._host):
+            block.view(np.uint8).fill(0xAB)
         self.closed = True
