@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from pairs import NAMES, Pairs
@@ -125,6 +125,36 @@ def test_the_line_about_steps_comes_every_few_seconds_and_when_all_is_done() -> 
     assert len(lines) == 1
     assert lines[0].startswith("3 steps, 12 toks, 4.0 toks/s | Running: 2 reqs, Pending: 5 reqs | Draft Tokens: 6/12 (")
     assert "Per-Pos: [p0=50%, p1=100%] |" in lines[0]
+    now[0] = 10.0
     log.take(BatchReport(width=0, accepted=(0,), committed=1), 0, 0)
     assert lines[1].startswith("1 steps, 1 toks, ")
     assert lines[1].endswith("Pending: 0 reqs |")
+
+
+def test_short_requests_share_a_line_and_the_last_of_them_are_told_in_time() -> None:
+    now, lines, later = [0.0], list[str](), list[tuple[float, Callable[[], None]]]()
+    log = BatchLog(lines.append, clock=lambda: now[0], later=lambda *call: later.append(call))
+    step = BatchReport(width=2, accepted=(2,), committed=3)
+
+    def request(seconds: float) -> None:
+        log.take(step, 0, 1)  # the step of another is read before this one has its row
+        now[0] += seconds
+        log.take(step, 0, 0)
+
+    request(0.5)
+    assert [line.split(" |")[0] for line in lines] == ["2 steps, 6 toks, 12.0 toks/s"]
+    for _ in range(3):
+        now[0] += 0.25
+        request(0.5)
+    assert len(lines) == 1
+    ((seconds, tell),) = later
+    assert seconds == LOG_SECONDS - 0.75
+    tell()
+    assert lines[1].startswith("6 steps, 18 toks, 12.0 toks/s | Running: 0 reqs, Pending: 0 reqs | ")
+    log.flush()
+    assert len(lines) == 2
+    now[0] += 0.25
+    request(0.5)
+    assert len(later) == 2
+    log.flush()
+    assert lines[2].startswith("2 steps, 6 toks, ")
