@@ -40,7 +40,7 @@ def _on_onnxruntime(
     most = most_threads(opened.manifest)
     if num_threads is not None and not 1 <= num_threads <= most:
         raise ConfigError(
-            f"num_threads {num_threads}: 1 to {most} are possible, the fewer of this machine's cores and the target's "
+            f"{num_threads} threads: 1 to {most} are possible, the fewer of this machine's cores and the target's "
             "key/value heads; with more, a row's result would depend on the step it is in"
         )
     return opened, OnnxRuntimeEngine(opened, num_slots=num_slots, num_threads=num_threads)
@@ -53,7 +53,7 @@ def _on_gpu(
     from .tensorrt_library import TensorRtLibrary
 
     if num_threads is not None:
-        raise ConfigError(f"num_threads {num_threads}: threads are for CPUs, and the bundle is for {backend}")
+        raise ConfigError(f"{num_threads} threads: threads are for CPUs, and the bundle is for {backend}")
     library = TensorRtLibrary(backend)
     try:
         from .cuda_device import CudaDevice
@@ -86,4 +86,4 @@ def _on_gpu(
 def _check_slots(manifest: Manifest, num_slots: int | None) -> None:
     limit = manifest.max_batch_size
     if num_slots is not None and not 1 <= num_slots <= limit:
-        raise ConfigError(f"max_batch_size {num_slots}: the bundle was built for 1 to {limit} rows")
+        raise ConfigError(f"max batch size {num_slots}: the bundle was built for 1 to {limit} requests in a step")

@@ -119,7 +119,8 @@ def _check_flag(name: str, value: object) -> None:
 
 def _checked_strings(name: str, value: Sequence[str]) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item for item in value):
-        raise RequestError(f"{name} is {value!r}: it must be a list of non-empty strings")
+        shown = list(value) if isinstance(value, tuple) else value
+        raise RequestError(f"{name} is {shown!r}: it must be a list of non-empty strings")
     return tuple(value)
 
 

@@ -145,8 +145,6 @@ def run(
     AnswerFormat.chosen(None, tools=tool_call_parser, reasoning=reasoning_parser)  # wrong names are told at once
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     names = served_model_name or [bundle.resolve().name]
-    if api_key is None and not _loopback(host):
-        log.warning("Listening on %s without --api-key: whoever reaches this machine may use the model", host)
     metrics = Metrics(names[0])
 
     def opened() -> Model:
@@ -186,7 +184,10 @@ def run(
         return model
 
     serving = Serving(names=names, api_key=api_key, metrics=metrics)
-    Service(serving, Address(host=host, port=port), opened, drain=drain_seconds, say=_say).run()
+    service = Service(serving, Address(host=host, port=port), opened, drain=drain_seconds, say=_say)
+    if api_key is None and not _loopback(host):
+        log.warning("Listening on %s without --api-key: whoever reaches this machine may use the model", host)
+    service.run()
 
 
 def _banner(bundle: LoadedBundle, names: list[str], width: int | None) -> list[str]:

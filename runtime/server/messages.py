@@ -20,7 +20,10 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 def _message(message: Mapping[str, Any], where: str) -> Message:
     if not isinstance(message.get("role"), str):
         raise invalid("messages", f"{where}.role is {reprlib.repr(message.get('role'))}: it must be a string")
-    changed: Message = {"content": _text(message.get("content"), where)}
+    content = message.get("content")
+    if content is None and message["role"] == "assistant":
+        content = ""  # as vLLM has it: beside calls there is often none, and many templates add it to a string
+    changed: Message = {"content": _text(content, where)}
     if message.get("reasoning") is not None:  # vLLM's newer name for it; templates have the older one
         changed["reasoning_content"] = message["reasoning"]
     calls = message.get("tool_calls")
@@ -32,8 +35,8 @@ def _message(message: Mapping[str, Any], where: str) -> Message:
     return {**message, **changed}
 
 
-def _text(content: Any, where: str) -> str | None:
-    if content is None or isinstance(content, str):
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise invalid("messages", f"{where}.content is {reprlib.repr(content)}: give a text, or text parts")

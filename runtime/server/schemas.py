@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NoReturn, Required, TypeVar
 
 from pydantic import (
@@ -34,6 +34,8 @@ MAX_STOPS = 16
 MAX_STOP_TEXT = 1000
 """Characters of all stop strings: they are looked for after every step, while everyone waits."""
 T = TypeVar("T", bound="Body")
+Place = tuple[int | str, ...]
+"""Where in a body; after the field's name may come that of an alternative of it."""
 
 
 class Body(BaseModel):
@@ -203,7 +205,9 @@ class GenerationBody(Body):
                 for choice in range(self.num_choices)
             ]
         except RequestError as error:
-            raise invalid(self.field_of(str(error)), str(error)) from None
+            # Here the library's name for it is the client's.
+            message = str(error).replace("max_new_tokens", self.limit[0])
+            raise invalid(self.field_of(message), message) from None
 
     def field_of(self, message: str, default: str | None = None) -> str | None:
         """The field that a RequestError's message is about, which is among its first words."""
@@ -341,17 +345,29 @@ def _same(value: object, other: object) -> bool:
 
 
 def _first(error: ValidationError) -> ApiError:
-    """Of several things wrong with one field (a text or a list …), all; of several fields, the first."""
+    """Of several fields that are wrong, the first. Of a field that may be several things (a text or a list …), what
+    keeps it from being the one that it comes nearest to, or all that it comes equally near to."""
     details = error.errors(include_url=False, include_input=False, include_context=False)
-    place = details[0]["loc"]
-    param = str(place[0]) if place else None
-    said = dict.fromkeys(detail["msg"] for detail in details if detail["loc"][:1] == place[:1])
-    return invalid(param, f"{_path(place)}: {'; or '.join(list(said)[:4])}")
+    field = details[0]["loc"][:1]
+    firsts: dict[int | str, tuple[Place, str]] = {}
+    for detail in details:
+        place = detail["loc"]
+        if place[:1] == field:
+            firsts.setdefault(place[1] if len(place) > 1 and isinstance(place[1], str) else 0, (place, detail["msg"]))
+    nearest = max((place for place, _ in firsts.values()), key=_items)
+    said = dict.fromkeys(message for place, message in firsts.values() if _items(place) == _items(nearest))
+    return invalid(str(field[0]) if field else None, f"{_path(nearest)}: {'; or '.join(said)}")
 
 
-def _path(place: Sequence[int | str]) -> str:
+def _items(place: Place) -> list[int]:
+    """Which item of which item of a field."""
+    return [key for key in place if isinstance(key, int)]
+
+
+def _path(place: Place) -> str:
     """Such as tools[0].function.name. What alternative of a field was tried is no part of it."""
-    inside = place[1:] if len(place) > 1 and isinstance(place[1], int) else ()
+    tried = len(place) > 1 and isinstance(place[1], str) and place[1] not in StreamOptions.model_fields
+    inside = place[2:] if tried else place[1:]
     return "".join([*map(str, place[:1]), *(f"[{key}]" if isinstance(key, int) else f".{key}" for key in inside)])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
 import signal
 import socket
 import threading
@@ -107,7 +108,7 @@ class Service:
                 self._say(f"Draining {left} requests for up to {self._drain:g} s (CTRL+C again ends them)")
             await self._close(model)
         finally:
-            model.bundle.close()
+            model.close()
 
     async def _loaded(self) -> Model | None:
         """None if it was stopped first: the loading thread is left to end with the process."""
@@ -148,8 +149,12 @@ def _listen(address: Address) -> socket.socket:
         family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((address.host, address.port), family=family, backlog=2048)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"cannot listen on {address.host}:{address.port}: {reason}; use another --port") from error
+        is_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        # What Python adds to the system's reason names the address again.
+        reason = (error.strerror or str(error)).partition(" (while ")[0]
+        raise ConfigError(
+            f"cannot listen on {address.host}:{address.port}: {reason}; use another {'--host' if is_host else '--port'}"
+        ) from error
     listening.setblocking(False)
     return listening
 

@@ -61,7 +61,7 @@ def test_it_says_what_it_serves_answers_and_ends_at_sigterm(bundle: Path) -> Non
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, "")
     steps = [line for line in err.splitlines() if not line.startswith("[")]
-    assert len(steps) == 2, err
+    assert 1 <= len(steps) <= 2, err  # short requests share one
     for line in steps:
         assert re.match(
             r"\d+ steps, \d+ toks, [\d.]+ toks/s \| Running: 0 reqs, Pending: 0 reqs \| Draft Tokens: ", line
@@ -106,7 +106,9 @@ def test_a_request_has_no_more_time_than_the_server_gives(bundle: Path) -> None:
         (["--width", "2"], "width 2 is not in this bundle"),
         (["--max-batch-size", "1000"], "max"),
         (["--require-signature", "missing.pub"], "missing.pub"),
-        (["--host", "nowhere.invalid"], "cannot listen on nowhere.invalid"),
+        (["--host", "nowhere.invalid"], "use another --host"),
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0: Cannot assign requested address; use another --host"),
+        (["--threads", "1000"], "1000 threads: 1 to "),
         (["--tool-call-parser", "mistral"], "'mistral': use hermes, llama3_json, pythonic or none"),
         (["--reasoning-parser", "granite"], "'granite'"),
         (["--enable-auto-tool-choice"], "--tool-call-parser"),

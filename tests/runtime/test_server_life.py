@@ -282,5 +282,8 @@ def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = Address(host="127.0.0.1", port=taken.getsockname()[1])
         serving = Serving(names=["tiny"], metrics=Metrics("tiny"))
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{address.port}.*in use"):
+        with pytest.raises(
+            ConfigError,
+            match=f"^cannot listen on 127.0.0.1:{address.port}: Address already in use; use another --port$",
+        ):
             Service(serving, address, lambda: pytest.fail("loaded"), drain=0)

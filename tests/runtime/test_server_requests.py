@@ -257,6 +257,43 @@ def test_a_template_that_fails_is_a_400_and_none_at_all_says_what_to_use(pairs: 
             assert said in reply.error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "changes", "said"),
+    [
+        (TEXT, {"prompt": ["a", 3]}, "prompt[1]: Input should be a valid string"),
+        (TEXT, {"prompt": [1, "x"]}, "prompt[1]: Input should be a valid integer"),
+        (TEXT, {"prompt": [[1], [2, "x"]]}, "prompt[1][1]: Input should be a valid integer"),
+        (TEXT, {"prompt": 5}, "prompt: Input should be a valid string; or Input should be a valid list"),
+        (TEXT, {"stop": ["a", 1]}, "stop[1]: Input should be a valid string"),
+        (TEXT, {"stop": ""}, "stop is ['']: it must be"),
+        (TEXT, {"stream": True, "stream_options": {"include_usage": 3}}, "stream_options.include_usage: "),
+        (TEXT, {"min_tokens": 3}, "min_tokens is 3: it must be at most max_tokens (2)"),
+        (CHAT, {"min_tokens": 3, "max_completion_tokens": 2}, "it must be at most max_completion_tokens (2)"),
+        (CHAT, {"messages": [*HELLO, {"role": "user"}]}, "messages[1].content is None: give a text"),
+        (CHAT, {"messages": [{"role": "tool", "content": None}]}, "messages[0].content is None: give a text"),
+    ],
+)
+def test_an_error_names_the_item_in_the_clients_words(
+    served: Served, path: str, changes: dict[str, Any], said: str
+) -> None:
+    reply = ask(served, path, **changes)
+    assert reply.status == 400
+    assert said in reply.error["message"]
+    assert reply.error["param"] in changes
+
+
+def test_an_assistant_may_have_said_nothing(pairs: Pairs) -> None:
+    bundle = load(pairs.bundle(NAMES[1]), num_threads=1)
+    bundle.tokenizer.chat_template = "{% for m in messages %}{{ m.role[0] + m.content + 'b' }}{% endfor %}"
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    with serve(lambda metrics: start(bundle, metrics)) as running:
+        for silent in ({}, {"content": None}, {"content": ""}):
+            message = {"role": "assistant", "tool_calls": [call], **silent}
+            reply = ask(running, CHAT, messages=[*HELLO, message], return_token_ids=True)
+            assert reply.status == 200, reply.error
+            assert bundle.tokenizer.decode(reply.json["choices"][0]["prompt_token_ids"]) == "uabcbab"
+
+
 def test_openais_client_raises_its_own_errors(served: Served) -> None:
     with OpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
         with pytest.raises(NotFoundError, match="not served here") as missing:
