@@ -23,6 +23,7 @@ COMMANDS = {
     "build": "Build a bundle from a target and a draft.",
     "generate": "Answer prompts with a bundle.",
     "run": "Serve a bundle to OpenAI's clients.",
+    "bench": "Measure what speculation gains, by width and batch size.",
     "distill": "Train a draft for a target on the target's own answers.",
     "inspect": "Show what a bundle holds and how it was built.",
     "verify": "Check every file of a bundle.",

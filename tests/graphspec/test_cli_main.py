@@ -33,8 +33,10 @@ OPTIONS = {
     "--draft-intermediate-size --depth --epochs --batch-size --learning-rate --max-new-tokens --max-length "
     "--held-out-share --measured-prompts --rows --workers --threads --overwrite",
     "run": "BUNDLE --host --port --api-key --served-model-name --max-batch-size --max-queue-size --request-timeout "
-    "--drain-seconds --tool-call-parser --enable-auto-tool-choice --reasoning-parser "
+    "--drain-seconds --prefix-store-mb --tool-call-parser --enable-auto-tool-choice --reasoning-parser "
     "--width --no-overlap --threads --no-verify --require-signature",
+    "bench": "BUNDLE --dataset --category --num-prompts --max-new-tokens --batch --widths --temperature --threads "
+    "--no-verify --require-signature --plot --json",
     "inspect": "BUNDLE --json",
     "verify": "BUNDLE --require-signature",
     "sign": "BUNDLE --key --generate-key",

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("architectures", "export", "runtime")
@@ -22,5 +23,19 @@ def test_every_package_is_in_the_wheel() -> None:
         inside = init.parent.relative_to(core).parts
         if not inside or inside[0] not in FOLDERS:
             present.add(".".join(("graphspec", *inside)))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert set(project["tool"]["setuptools"]["packages"]) == present
+    assert set(setuptools_settings()["packages"]) == present
+
+
+def test_every_file_that_is_no_module_is_in_the_wheel() -> None:
+    settings = setuptools_settings()
+    folders = {name: ROOT / folder for name, folder in settings["package-dir"].items()}
+    for package in settings["packages"]:
+        root = max((name for name in folders if f"{package}.".startswith(f"{name}.")), key=len)
+        folder = folders[root].joinpath(*package.removeprefix(root).split("."))
+        data = {path.name for path in folder.iterdir() if path.is_file() and path.suffix not in (".py", ".pyc")}
+        assert data == set(settings["package-data"].get(package, ())), package
+
+
+def setuptools_settings() -> dict[str, Any]:
+    settings: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    return settings
