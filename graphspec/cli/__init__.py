@@ -37,7 +37,9 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit status: 0 done, 1 an error, 2 usage, 128 + n ended by signal n."""
     args = list(sys.argv[1:] if argv is None else argv)
-    return guarded(lambda: _run(args), debug="--debug" in args)
+    chosen = next((arg for arg in args if arg in COMMANDS), None)
+    program = " ".join(["graphspec", chosen] if chosen else ["graphspec"])
+    return guarded(lambda: _run(args, chosen), debug="--debug" in args, program=program)
 
 
 def application(command: str | None) -> typer.Typer:
@@ -52,8 +54,7 @@ def application(command: str | None) -> typer.Typer:
     return app
 
 
-def _run(args: Sequence[str]) -> int:
-    chosen = next((arg for arg in args if arg in COMMANDS), None)
+def _run(args: Sequence[str], chosen: str | None) -> int:
     command = typer.main.get_command(application(chosen))
     parsed = command.main(list(args), prog_name="graphspec", standalone_mode=False)
     if callable(parsed):

@@ -44,9 +44,10 @@ class _TyperError(Protocol):
     def format_message(self) -> str: ...
 
 
-def guarded(run: Callable[[], int], *, debug: bool) -> int:
+def guarded(run: Callable[[], int], *, debug: bool, program: str = "graphspec") -> int:
     """`run`'s exit status, or that of its error, which is told on stderr in one line (with `debug`, a traceback
-    before it): 1, for usage 2, ended by a signal 128 and its number, nobody reads stdout any more 141."""
+    before it): 1, for usage 2, ended by a signal 128 and its number, nobody reads stdout any more 141. `program`: whose
+    --help says more."""
     try:
         with ending_signals():
             status = run()
@@ -63,16 +64,16 @@ def guarded(run: Callable[[], int], *, debug: bool) -> int:
             return _say(*line_and_status(interrupts[0]))  # a library wrapped it in an error of its own
         if debug:
             traceback.print_exception(error)
-        return _say(*_line(error))
+        return _say(*_line(error, program))
 
 
-def _line(error: Exception) -> tuple[str, int]:
+def _line(error: Exception, program: str) -> tuple[str, int]:
     if isinstance(error, GraphspecError):
         return f"error: {error}", 1
     if isinstance(error, UsageError):
         return f"error: {error}", 2
     if isinstance(error, _TyperError):
-        where = getattr(error.ctx, "command_path", "graphspec")
+        where = getattr(error.ctx, "command_path", program)
         return f"error: {error.format_message().rstrip('.')}; see {where} --help", error.exit_code
     if isinstance(error, ModuleNotFoundError) and (extra := _extra(error.name or "")):
         return f"error: this needs {error.name}, which is not installed: pip install 'graphspec-llm[{extra}]'", 1

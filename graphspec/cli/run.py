@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import sys
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +15,7 @@ import typer
 
 from graphspec.errors import ConfigError
 
+from .errors import UsageError
 from .flags import RequireSignature, Width, refuse_unhashed_signature
 from .help import MACHINE
 from .progress import stages
@@ -142,6 +146,8 @@ def run(
     from graphspec.runtime.server.serve import Address, Service
 
     refuse_unhashed_signature(no_verify, require_signature)
+    _refuse_empty("--api-key", [] if api_key is None else [api_key])
+    _refuse_empty("--served-model-name", served_model_name or [])
     AnswerFormat.chosen(None, tools=tool_call_parser, reasoning=reasoning_parser)  # wrong names are told at once
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     names = served_model_name or [bundle.resolve().name]
@@ -188,6 +194,22 @@ def run(
     if api_key is None and not _loopback(host):
         log.warning("Listening on %s without --api-key: whoever reaches this machine may use the model", host)
     service.run()
+    if service.loading:
+        # Libraries abort when the interpreter ends under them: "terminate called without an active exception".
+        atexit.register(_end_at_once)
+
+
+def _refuse_empty(flag: str, values: list[str]) -> None:
+    """What a script makes of a variable that is not set."""
+    if not all(value.strip() for value in values):
+        raise UsageError(f"{flag} is empty: give one, or leave it out")
+
+
+def _end_at_once() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody may read it any more
+            stream.flush()
+    os._exit(0)
 
 
 def _banner(bundle: LoadedBundle, names: list[str], width: int | None) -> list[str]:

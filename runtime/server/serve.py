@@ -67,6 +67,12 @@ class Service:
         self._server = _Server(config)
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loading: threading.Thread | None = None
+
+    @property
+    def loading(self) -> bool:
+        """Whether it is still at work on the model, after `run` too: a thread cannot be ended."""
+        return self._loading is not None and self._loading.is_alive()
 
     @property
     def port(self) -> int:
@@ -101,7 +107,8 @@ class Service:
             scheduler = model.scheduler
             self._serving.metrics.watch(scheduler)
             self._serving.model = model
-            self._say(f"Server ready on http://{self._host}:{self.port} (Press CTRL+C to quit)")
+            host = f"[{self._host}]" if ":" in self._host else self._host
+            self._say(f"Server ready on http://{host}:{self.port} (Press CTRL+C to quit)")
             await self._stopping.wait()
             self._serving.draining = True
             if left := scheduler.num_running + scheduler.num_waiting:
@@ -120,7 +127,8 @@ class Service:
             except BaseException as error:
                 loading.set_exception(error)
 
-        threading.Thread(target=load, name="graphspec-loading", daemon=True).start()
+        self._loading = threading.Thread(target=load, name="graphspec-loading", daemon=True)
+        self._loading.start()
         work = asyncio.wrap_future(loading)
         await self._first(work)
         return work.result() if work.done() else None

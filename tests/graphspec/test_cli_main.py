@@ -150,6 +150,7 @@ def test_no_command_shows_help_and_is_a_usage_error(run: Command) -> None:
         (["bulid"], "No such command 'bulid'"),
         (["archs", "--jason"], "No such option: --jason"),
         (["build", "-o", "x"], "Missing option '--model'"),
+        (["run", "x", "--api-key"], "requires an argument; see graphspec run --help"),
         (["inspect"], "Missing argument 'BUNDLE'"),
         (["generate", "x", "--prompt", "a", "--top-k", "many"], "Invalid value for '--top-k'"),
         (["generate", "x"], "no prompt"),

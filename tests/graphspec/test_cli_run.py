@@ -87,6 +87,27 @@ def test_sigterm_lets_a_running_answer_end_and_ctrl_c_twice_does_not(bundle: Pat
         assert process.wait(30) == 0
 
 
+CTRL_C_WHILE_IT_LOADS = """
+import atexit, os, signal, sys, threading
+from graphspec.cli import main
+from graphspec.runtime import generate
+
+def load(*_, **__):
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait()
+
+generate.load = load
+atexit.register(os.abort)  # as a library does that works in a thread while the interpreter ends
+sys.exit(main(["run", "bundle", "--host", "127.0.0.1", "--port", "0"]))
+"""
+
+
+def test_ctrl_c_while_it_loads_ends_the_process_before_the_libraries_that_work_for_it_abort() -> None:
+    words = [sys.executable, "-c", CTRL_C_WHILE_IT_LOADS]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 @pytest.mark.slow
 def test_a_request_has_no_more_time_than_the_server_gives(bundle: Path) -> None:
     def why_it_ended(url: str) -> Any:
@@ -127,6 +148,12 @@ def test_none_at_all_is_a_mistake_of_usage(bundle: Path, run: Command, option: s
     result = run("run", bundle, option, "0")
     assert result.status == 2
     assert option in result.errors[-1]
+
+
+@pytest.mark.parametrize("option", ["--api-key", "--served-model-name"])
+def test_a_variable_that_is_not_set_is_no_name_and_no_key(bundle: Path, run: Command, option: str) -> None:
+    result = run("run", bundle, option, "")
+    assert (result.status, result.errors) == (2, [f"error: {option} is empty: give one, or leave it out"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from fake_scheduler import FakeScheduler
 from openai import OpenAI, RateLimitError
 from pairs import NAMES, Pairs
-from served import Served, serve
+from served import Served, model, serve
 
 from graphspec.errors import ConfigError, GraphspecError
 from graphspec.runtime.generate import LoadedBundle, load
@@ -276,6 +276,22 @@ def test_what_fails_while_loading_ends_the_server_and_is_told_once(caplog: pytes
         service.run()
     gc.collect()  # asyncio tells of errors that nobody asked for when it forgets them
     assert not caplog.records
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_an_ipv6_address_is_told_as_clients_write_it(pairs: Pairs) -> None:
+    bundle, lines = pairs.bundle(NAMES[1]), list[str]()
+
+    def say(line: str) -> None:
+        lines.append(line)
+        service.stop()
+
+    serving = Serving(names=["tiny"], metrics=Metrics("tiny"))
+    service = Service(serving, Address(host="::1", port=0), lambda: model(bundle, serving.metrics), drain=0, say=say)
+    port = service.port
+    service.run()
+    assert lines == [f"Server ready on http://[::1]:{port} (Press CTRL+C to quit)"]
+    assert not service.loading
 
 
 def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:
