@@ -110,18 +110,18 @@ def measure(
     """Every prompt in every case. Prompt number i has the seed i, in each of them. Raises GraphspecError."""
     measured = {case: Measured() for case in cases}
     short = replace(params, max_new_tokens=min(params.max_new_tokens or 1, _WARM_UP_TOKENS))
+    runs = list(_runs(asked, cases))
+    on_progress(0, len(runs))
     for case in cases:  # the first step of a new shape pays for what is set up lazily
         _answer(bundle, list(enumerate(asked))[: case.batch], case, short)
-    runs = list(_runs(asked, cases))
-    for done, (case, numbers) in enumerate(runs):
-        on_progress(done, len(runs))
+    for done, (case, numbers) in enumerate(runs, start=1):
         if numbers is None:
             measured[case].steps_alone += steps_alone(bundle, asked, case)
-            continue
-        answers, times = _answer(bundle, [(number, asked[number]) for number in numbers], case, params)
-        measured[case].answers |= answers
-        measured[case].times.add(times)
-    on_progress(len(runs), len(runs))
+        else:
+            answers, times = _answer(bundle, [(number, asked[number]) for number in numbers], case, params)
+            measured[case].answers |= answers
+            measured[case].times.add(times)
+        on_progress(done, len(runs))
     return measured
 
 

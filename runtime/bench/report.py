@@ -33,7 +33,9 @@ def _plots(report: Report) -> list[_Plot]:
     widths = sorted({case.width for case in report.cases})
     found = {(case.batch, case.width): case for case in report.cases}
     per_batch = [(f"batch {batch}", [found[batch, width] for width in widths]) for batch in batches]
-    plots = [_speedups(per_batch, widths), _speeds(found, batches, widths)]
+    best = {one.width for one in report.recommendations}
+    told_apart = widths if len(widths) <= svg.NUM_COLOURS else sorted({0, report.widest} | best)
+    plots = [_speedups(per_batch, widths), _speeds(found, batches, told_apart)]
     if report.widest:
         plots += [_predictions(per_batch), _acceptance(found[batches[0], report.widest])]
     plots.append(_milliseconds(report.cases))

@@ -12,11 +12,13 @@ from html import escape
 
 _WIDTH, _HEIGHT = 360, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 38, 14, 12, 36
-_NUM_COLOURS = 6
+NUM_COLOURS = 6
 _BAR = 17
 """Height of a horizontal bar, its gap included."""
 _LABELS = 74
 """Width of the labels before horizontal bars."""
+_NARROWEST_LABELLED = 20
+"""Of upright bars: the labels of narrower ones would touch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ def columns(title: str, x_label: str, names: Sequence[str], series: Sequence[Ser
             x = _x(place, len(names), 0.5) + (number - len(series) / 2) * wide
             y = _y(value, ticks)
             parts.append(_rect(x, y, wide - 2, _y(0, ticks) - y, number, f"{one.name}, {names[place]}: {value:.0%}"))
-            parts.append(_text(x + wide / 2 - 1, y - 3, f"{value:.0%}", "middle", "small"))
+            if wide >= _NARROWEST_LABELLED:
+                parts.append(_text(x + wide / 2 - 1, y - 3, f"{value:.0%}", "middle", "small"))
     return _framed(title, parts)
 
 
@@ -162,7 +165,7 @@ def _rect(x: float, y: float, width: float, height: float, number: int, tip: str
 
 
 def _colour(number: int) -> str:
-    return f"c{number % _NUM_COLOURS}"
+    return f"c{number % NUM_COLOURS}"
 
 
 def _number(value: float) -> str:
