@@ -119,11 +119,11 @@ def bench(
                 dataset=Path(dataset).name,
                 on_progress=lambda done, total: progress("measuring", done, total, ""),
             )
+    show(found)
     if as_json is not None:
         as_json.write_text(json.dumps(found.to_json(), indent=2) + "\n")
     if plot is not None:
         plot.write_text(html(found), encoding="utf-8")
-    show(found)
     found.outputs.check()
 
 

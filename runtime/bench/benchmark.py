@@ -58,9 +58,10 @@ def benchmark(
     measured = measure(bundle, asked, cases, params, on_progress)
     categories = ", ".join(dict.fromkeys(each.prompt.category for each in asked))
     skipped = f"; {left_out} left out, too long for the bundle" if left_out else ""
+    seeds = ", prompt number i with seed i" if options.temperature else ""
     settings = {
         "prompts": f"{dataset}, {len(asked)} of {categories}{skipped}",
-        "answers": f"{options.max_new_tokens} tokens at most, temperature {options.temperature:g}",
+        "answers": f"{options.max_new_tokens} tokens at most, temperature {options.temperature:g}{seeds}",
         "rounds": f"{num_rounds(len(asked), cases)}; in each, every width and batch in turn",
     }
     return report(measured, asked, about_bundle(bundle.manifest) | about | settings)
