@@ -61,7 +61,8 @@ class Caches(Protocol):
         ...
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """The first `length` positions of a row become all that the target holds: another row, or a place aside."""
+        """The first `length` positions of a row become all that the target holds: another row, or a place aside. If
+        that raises, it holds nothing."""
         ...
 
 
@@ -92,9 +93,12 @@ class PackedCaches:
         return self._together.placed(computed, lengths, first=computed.start)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        content = [values.copy() for values in self._held_by(source, length)]
-        self._leave(target)
-        self._aside[target] = content
+        try:
+            content = [values.copy() for values in self._held_by(source, length)] if length else []
+        finally:  # what it held before would be taken for what it should hold now
+            self._leave(target)
+        if content:
+            self._aside[target] = content
 
     def _fit_alone(self, slot: int, held: NDArray[np.int64], ahead: int) -> None:
         length = self._rounded(int(held[slot]) + ahead)
@@ -165,15 +169,16 @@ class _Table:
         """Positions for `length` or a little more; what the rows hold stays if it is to be kept."""
         if length <= self._length <= length + length // 4:
             return
-        kept = min(length, self._length) if keep else 0
-        self._length = length
+        self._length = 0  # until all have moved: where memory runs out on the way, the next launch moves them again
         self._moves += 1
         self._arrays = self._arrays or [np.empty(0) for _ in self._states]
         for index, state in enumerate(self._states):  # one by one: the old ones are let go on the way
-            moved = zeros(state, self._rows, length)
-            if kept:
-                _first(moved, state, kept)[...] = _first(self._arrays[index], state, kept)
+            moved, before = zeros(state, self._rows, length), self._arrays[index]
+            if keep and before.size:
+                kept = min(length, _count(before, state))
+                _first(moved, state, kept)[...] = _first(before, state, kept)
             self._arrays[index] = moved
+        self._length = length
 
     def read(self, row: int, count: int) -> list[Array]:
         """A copy of the row's first `count` positions."""

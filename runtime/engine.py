@@ -85,7 +85,8 @@ class Engine(Protocol):
         ...
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """The first `length` positions of a row's caches become all that the target has; in order with launches."""
+        """The first `length` positions of a row's caches become all that the target has; in order with launches. Of
+        one that fails, the target has nothing: what counts on it raises."""
         ...
 
     def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32], *, kept: int = 0) -> None:

@@ -84,6 +84,7 @@ class Loop:
         self._launched: deque[_Launch] = deque()
         self._dated: dict[Row, float] = {}
         self._expired: list[Row] = []
+        self._unplaced: list[tuple[Row, Exception]] = []
         self._ends: deque[float] = deque(maxlen=_RECENT)
         self._oldest_first = False
         self._device_seconds = 0.0
@@ -149,17 +150,23 @@ class Loop:
             row = self._waiting.pop(self._running)
             if row.cancelled:
                 self._dated.pop(row, None)
-            else:
+                continue
+            try:
                 self._place(row)
+            except Exception as error:  # told in the turn: whoever admits must live
+                self._unplaced.append((row, error))
 
     def turn(self) -> None:
         """Launches, then reads: with overlap, what was launched before; without, each launch before the next."""
         try:
             for row in self._expired:
                 self._expire(row)
-            for copy in self._copies:
+            unplaced, self._unplaced = self._unplaced, []
+            for row, error in unplaced:
+                self._fail((row,), error)
+            copies, self._copies = self._copies, []
+            for copy in copies:
                 self._engine.copy(copy.source, copy.target, copy.length)
-            self._copies.clear()
             for row in [row for row in self._running if row.chunks is None and not row.cancelled]:
                 self._start(row)
             before = len(self._launched)
@@ -175,6 +182,7 @@ class Loop:
 
     def fail_all(self, error: GraphspecError) -> None:
         """Ends every request."""
+        self._copies = [*self._prefixes.forget_stored()]
         for row in [*self._waiting.clear(), *self._running]:
             self._end(row, error)
 
@@ -297,6 +305,7 @@ class Loop:
     def _fail(self, rows: Iterable[Row], error: Exception) -> None:
         """Ends the rows that the failed launch was for, and no others."""
         self._on_failure(error)
+        self._copies += self._prefixes.forget_stored()  # it may have failed for what a place should hold
         told = error if isinstance(error, GraphspecError) else EngineError(f"the engine failed: {error}")
         if told is not error:
             told.__cause__ = error

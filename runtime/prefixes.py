@@ -21,7 +21,7 @@ _WORTH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """The first `length` positions of one row's caches, to another row or place."""
+    """The first `length` positions of one row's caches, to another row or place; 0: it lets go of its memory."""
 
     source: int
     target: int
@@ -57,6 +57,10 @@ class Prefixes:
         """Nothing is known of the slot's caches."""
         self._held.pop(slot, None)
 
+    def forget_stored(self) -> tuple[Copy, ...]:
+        """Nothing is known of the places beside the slots: a copy may have failed. What lets go of their memory."""
+        return self._emptied([number for number in self._held if number >= self._num_slots])
+
     def take(self, free: Collection[int], prompt: Sequence[int]) -> Taken:
         """The free slot for a prompt.
 
@@ -85,13 +89,16 @@ class Prefixes:
             return ()
         if any(number != slot and _common(other, held) == len(held) for number, other in self._held.items()):
             return ()
-        if not self._make_room(len(held), spared):
+        leaving = self._leaving_for(len(held), spared)
+        if leaving is None:
             return ()
+        emptied = self._emptied(leaving)
         place = self._unused.pop()
         self._held[place] = held
-        return (Copy(source=slot, target=place, length=len(held)),)
+        return (*emptied, Copy(source=slot, target=place, length=len(held)))
 
-    def _make_room(self, length: int, spared: int) -> bool:
+    def _leaving_for(self, length: int, spared: int) -> list[int] | None:
+        """The places to empty for this many tokens; None: there is no room."""
         stored = [number for number in self._held if number >= self._num_slots]
         room = self._most_stored - sum(len(self._held[number]) for number in stored)
         leaving = list[int]()
@@ -101,11 +108,14 @@ class Prefixes:
             leaving.append(number)
             room += len(self._held[number])
         if room < length or not (self._unused or leaving):
-            return False
-        for number in leaving:
+            return None
+        return leaving
+
+    def _emptied(self, places: Collection[int]) -> tuple[Copy, ...]:
+        for number in places:
             self.forget(number)
             self._unused.append(number)
-        return True
+        return tuple(Copy(source=number, target=number, length=0) for number in places)
 
     def _renew(self, number: int) -> None:
         self._held[number] = self._held.pop(number)

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from graphspec.errors import EngineError
 from graphspec.manifest import StateSpec
+from graphspec.runtime import caches
 from graphspec.runtime.caches import Bound, PackedCaches, Placed
 
 CAPACITY, SLOTS, AHEAD = 400, 5, 9
@@ -49,15 +51,30 @@ class Rows:
         self.caches = PackedCaches(Sizes(), SLOTS)  # type: ignore[arg-type]
         self.held = np.zeros(SLOTS, np.int64)
         self.written: list[list[int]] = [[] for _ in range(SLOTS)]
+        self.places: dict[int, list[int]] = {}
         self.counter = 0
 
     def admit(self, slot: int, kept: int) -> None:
         self.held[slot] = kept
         del self.written[slot][kept:]
 
+    def copy(self, source: int, target: int, data: st.DataObject) -> None:
+        length = data.draw(st.integers(0, len(self.all[source])))
+        self.caches.copy(source, target, length)
+        content = self.all[source][:length]
+        if target < SLOTS:
+            self.written[target], self.held[target] = content, length
+        else:
+            self.places[target] = content
+
+    @property
+    def all(self) -> dict[int, list[int]]:
+        return dict(enumerate(self.written)) | self.places
+
     def launch(self, slots: tuple[int, ...], count: int, *, alone: bool = False) -> Placed:
         placed = self.caches.place(slots, self.held, AHEAD, alone=alone)
         assert placed.visible <= CAPACITY
+        assert {bound.shape[axis] for bound, axis in zip(placed.states(), (2, 1), strict=True)} == {placed.visible}
         for row, slot in enumerate(placed.slots):
             length = int(placed.lengths[row])
             if slot in slots:
@@ -85,8 +102,10 @@ def test_every_row_finds_what_it_wrote_whatever_ran_between(data: st.DataObject)
     held = Rows()
     for _ in range(data.draw(st.integers(1, 40))):
         room = [slot for slot in range(SLOTS) if held.held[slot] + AHEAD <= CAPACITY]
-        move = data.draw(st.sampled_from(["admit", "prompt", "step", "steps"]))
-        if move == "admit" or not room:
+        move = data.draw(st.sampled_from(["admit", "prompt", "step", "steps", "copy"]))
+        if move == "copy":
+            held.copy(data.draw(st.sampled_from(sorted(held.all))), data.draw(st.integers(0, SLOTS + 1)), data)
+        elif move == "admit" or not room:
             slot = data.draw(st.integers(0, SLOTS - 1))
             held.admit(slot, data.draw(st.integers(0, int(held.held[slot]))))
         elif move == "prompt":
@@ -132,3 +151,52 @@ def test_what_is_kept_of_a_row_set_aside_is_all_that_comes_back(kept: int) -> No
     held.launch((1,), 1, alone=True)
     held.admit(0, kept)
     assert held.launch((0,), 1, alone=True).visible == 32
+
+
+def test_of_a_copy_that_fails_nothing_is_left_that_could_be_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Rows()
+    held.launch((0,), AHEAD, alone=True)
+    held.launch((1,), AHEAD, alone=True)
+
+    def no_memory(*_: object) -> list[Any]:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(held.caches, "_held_by", no_memory)
+        with pytest.raises(MemoryError):
+            held.caches.copy(0, 1, 5)
+    held.admit(1, 5)
+    with pytest.raises(EngineError, match="row 1 should hold 5 tokens and holds none"):
+        held.launch((1,), 1, alone=True)
+    held.admit(1, 0)
+    held.launch((1,), 1, alone=True)
+    held.launch((0, 1), 1)
+
+
+@pytest.mark.parametrize("grows", [True, False])
+@pytest.mark.parametrize("at", range(len(STATES)))
+def test_where_memory_runs_out_as_rows_move_they_are_whole_when_there_is_some(
+    grows: bool, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Rows()
+    for _ in range(3):
+        held.launch((0, 1), AHEAD)
+    if not grows:
+        for _ in range(15):
+            held.launch((0,), AHEAD)
+        held.admit(0, 3)
+    allocated, real = 0, caches.zeros
+
+    def zeros(*arguments: Any) -> NDArray[Any]:
+        nonlocal allocated
+        allocated += 1
+        if allocated == at + 1:
+            raise MemoryError
+        return real(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(caches, "zeros", zeros)
+        with pytest.raises(MemoryError):
+            held.launch((0, 1), AHEAD if grows else 1)
+    held.launch((1,), 1)
+    held.launch((0, 1), 1)

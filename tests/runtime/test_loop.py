@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from driven import Asked, Driven, expected
-from virtual_device import VirtualDevice, continuation
+from numpy.typing import NDArray
+from virtual_device import VirtualDevice, VirtualPending, continuation
 
 from graphspec.errors import EngineError
+from graphspec.runtime.engine import Chunk
 from graphspec.runtime.loop import Policy
+from graphspec.runtime.prefixes import Taken
 from graphspec.runtime.refusals import DeadlineError
+from graphspec.runtime.sampling import SamplingParams
 from graphspec.runtime.stops import Cut
 
 LONG = tuple(range(60)) * 3
@@ -246,3 +252,80 @@ def test_an_answer_that_cannot_be_written_down_fails_alone(overlap: bool, monkey
     assert isinstance(broken.error, EngineError)
     assert len(driven.failures) == 1
     assert driven.loop._free == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_request_that_finds_no_place_fails_alone(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = Driven(policy=Policy(overlap=overlap))
+    prefixes = driven.loop._prefixes
+    take = prefixes.take
+
+    def failing(free: set[int], prompt: Sequence[int]) -> Taken:
+        if prompt == (1,):
+            raise MemoryError("none left")
+        return take(free, prompt)
+
+    monkeypatch.setattr(prefixes, "take", failing)
+    fine, broken, also_fine = (driven.ask((i,), seed=i, max_new_tokens=30, ignore_eos=True) for i in range(3))
+    driven.run()
+    assert answered(fine)
+    assert answered(also_fine)
+    assert isinstance(broken.error, EngineError)
+    assert driven.loop._free == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_after_a_copy_that_fails_answers_are_those_of_a_cold_start(overlap: bool, at_once: bool) -> None:
+    """At once: the turn is interrupted, and all requests; later: the request that counted on it fails by itself."""
+    device = FailingCopies(at_once=at_once, num_slots=2)
+    driven = Driven(device, Policy(overlap=overlap, most_stored=1000))
+    conversations = [tuple(range(start, start + 30)) for start in (1, 9, 17)]
+    for prompt in conversations:
+        driven.ask(prompt, max_new_tokens=3)
+        driven.run()
+    device.failing = True
+    failed = driven.ask((*conversations[0], 60), max_new_tokens=3)
+    if at_once:
+        with pytest.raises(RuntimeError, match="no memory"):
+            driven.run()
+    driven.run()
+    assert isinstance(failed.error, EngineError)
+    device.failing = False
+    for first in (60, 61, 0, 60):
+        for prompt in conversations:
+            asked = driven.ask((first, *prompt), max_new_tokens=3)
+            driven.run()
+            assert answered(asked)
+    asked = driven.ask((60, *conversations[0]), max_new_tokens=3)
+    driven.run()
+    assert answered(asked)
+    assert asked.generation.num_cached_tokens >= 29, "copies are made again"
+
+
+@dataclass
+class FailingCopies(VirtualDevice):
+    """Copies fail when they are asked for, or when what they should have left is run."""
+
+    at_once: bool = False
+    failing: bool = False
+    broken: set[int] = field(default_factory=set)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        if not self.failing:
+            self.broken.discard(target)
+            super().copy(source, target, length)
+        elif self.at_once:
+            raise RuntimeError("no memory")
+        else:
+            self.broken.add(target)
+
+    def admit(self, slot: int, params: SamplingParams, uniform: NDArray[np.float32], *, kept: int = 0) -> None:
+        if not kept:
+            self.broken.discard(slot)
+        super().admit(slot, params, uniform, kept=0 if slot in self.broken else kept)
+
+    def prefill(self, chunk: Chunk) -> VirtualPending:
+        if chunk.slot in self.broken:
+            raise EngineError("the row holds none")
+        return super().prefill(chunk)

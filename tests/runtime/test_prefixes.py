@@ -27,6 +27,7 @@ class Memory:
         assert taken.slot not in self.running
         for copy in taken.copies:
             assert copy.target not in self.running
+            assert copy.length or copy.source == copy.target
             assert copy.length <= len(self.held[copy.source])
             self.held[copy.target] = self.held[copy.source][: copy.length]
         assert self.held.get(taken.slot, [])[: taken.kept] == list(prompt[: taken.kept])
@@ -44,7 +45,8 @@ class Memory:
         self.running.remove(slot)
 
     def stored(self) -> int:
-        return sum(len(tokens) for number, tokens in self.prefixes._held.items() if number >= SLOTS)
+        """In the memory of the places, whatever is known of it."""
+        return sum(len(tokens) for number, tokens in self.held.items() if number >= SLOTS)
 
 
 def memory(*, places: int = PLACES, most: int = 200) -> Memory:
@@ -126,3 +128,28 @@ def test_what_is_held_elsewhere_is_not_saved_twice() -> None:
     for slot in [now.take(LONG).slot, now.take(LONG).slot]:
         now.end(slot)
     assert now.prefixes.take({0}, (1, 2, 3)).copies == ()
+
+
+def test_what_makes_room_lets_go_of_its_memory() -> None:
+    """A long one takes one place of the many that short ones leave."""
+    now = memory(places=3, most=60)
+    for start in (0, 100, 200):
+        now.end(now.take(tuple(range(start, start + 20))).slot)
+        now.running = {1, 2}
+    now.end(now.take(tuple(range(300, 360))).slot)
+    assert now.stored() == 60
+    now.take((1,))
+    assert now.stored() == 60
+
+
+def test_of_places_that_are_forgotten_nothing_is_found() -> None:
+    now = memory()
+    for prompt in (LONG, LONG[::-1]):
+        now.end(now.take(prompt).slot)
+        now.running = {1, 2}
+    assert now.stored() == len(LONG)
+    (emptied,) = now.prefixes.forget_stored()
+    assert (emptied.target, emptied.length) == (emptied.source, 0)
+    now.running = set()
+    assert now.take(LONG).kept == 0
+    assert now.take(LONG[::-1]).kept in (0, len(LONG) - 2)

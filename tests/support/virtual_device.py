@@ -102,7 +102,7 @@ class VirtualDevice:
         return self.num_slots + 3
 
     def copy(self, source: int, target: int, length: int) -> None:
-        cache = self._rows[source].cache if source < self.num_slots else self._places[source]
+        cache = self._rows[source].cache if source < self.num_slots else self._places.get(source, [])
         assert length <= len(cache), "it never held so much"
         if target < self.num_slots:
             self._rows[target] = _Row(cache=cache[:length])
