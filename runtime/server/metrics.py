@@ -73,7 +73,7 @@ class Metrics:
         self._queue_time = seconds("request_queue_time", "From submission to a row.")
         self._prefill_time = seconds("request_prefill_time", "From a row to the first token.")
         self._decode_time = seconds("request_decode_time", "From the first token to the last.")
-        self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the caches of rows and the store.")
+        self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in caches and the store.")
         self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found there, and not run again.")
         self._cache_usage = Gauge(_PREFIX + "kv_cache_usage_perc", "Positions in use; 1 is all.", registry=own)
         self._running = Gauge(_PREFIX + "num_requests_running", "Requests with a row.", registry=own)
