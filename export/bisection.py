@@ -12,6 +12,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from .builder import Builder
+from .lowering import static_size
 
 HALVINGS = 40
 UNFUSED_EVERY = 5
@@ -23,7 +24,7 @@ def lower_sample(builder: Builder, inputs: list[ir.Value]) -> ir.Value:
     """logits, temperature, top_k, top_p, min_p, uniform → tokens i64[B, R]."""
     logits, temperature, top_k, top_p, min_p, uniform = inputs
     op, const = builder.op, builder.constant
-    greedy = op("ArgMax", [logits], axis=-1, keepdims=0)
+    greedy = lower_argmax(builder, logits)
     hot = op("Greater", [temperature, const(0.0)])
     scale = op("Unsqueeze", [op("Where", [hot, temperature, const(1.0)]), const([1, 2])])
     probabilities = op("Softmax", [op("Div", [logits, scale])], axis=-1)
@@ -35,16 +36,31 @@ def lower_sample(builder: Builder, inputs: list[ir.Value]) -> ir.Value:
     threshold = op("Max", [by_rank, by_mass, by_ratio])
 
     kept = op("Where", [op("GreaterOrEqual", [probabilities, threshold]), probabilities, const(0.0)])
-    cumulative = op("CumSum", [kept, const(-1)])
-    total = op("ReduceMax", [cumulative, const([-1])], keepdims=1)
+    # Running sums in parallel are not ordered to the last bit: only those at tokens that were kept are looked at.
+    reached = op("Where", [op("Greater", [kept, const(0.0)]), op("CumSum", [kept, const(-1)]), const(0.0)])
+    total = op("ReduceMax", [reached, const([-1])], keepdims=1)
     target = op("Mul", [op("Unsqueeze", [uniform, const([2])]), total])
-    drawn = op("Cast", [_count(builder, op("LessOrEqual", [cumulative, target]), keepdims=0)], to=ir.DataType.INT64)
+    drawn = _first(builder, op("Greater", [reached, target]), vocabulary=static_size(logits, -1))
     return op("Where", [op("Unsqueeze", [hot, const([1])]), drawn, greedy])
 
 
-def _count(builder: Builder, condition: ir.Value, *, keepdims: int = 1) -> ir.Value:
+def lower_argmax(builder: Builder, x: ir.Value) -> ir.Value:
+    """[…, V] → the first place of the largest value, i64[…]. TensorRT's ArgMax does not say which of equal values it
+    takes, and logits of bfloat16 are often equal: a step of another width must take the same."""
+    largest = builder.op("ReduceMax", [x, builder.constant([-1])], keepdims=1)
+    return _first(builder, builder.op("Equal", [x, largest]), vocabulary=static_size(x, -1))
+
+
+def _first(builder: Builder, condition: ir.Value, *, vocabulary: int) -> ir.Value:
+    """[…, V] → the first place where it holds, i64[…]; the last one where it holds nowhere."""
+    op, const = builder.op, builder.constant
+    places = op("Range", [const(0), const(vocabulary), const(1)])
+    return op("ReduceMin", [op("Where", [condition, places, const(vocabulary - 1)]), const([-1])], keepdims=0)
+
+
+def _count(builder: Builder, condition: ir.Value) -> ir.Value:
     ones = builder.op("Cast", [condition], to=ir.DataType.FLOAT)
-    return builder.op("ReduceSum", [ones, builder.constant([-1])], keepdims=keepdims)
+    return builder.op("ReduceSum", [ones, builder.constant([-1])], keepdims=1)
 
 
 def _kth_largest(builder: Builder, probabilities: ir.Value, k: ir.Value) -> ir.Value:

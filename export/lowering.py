@@ -16,13 +16,17 @@ def replace_dialect(model: ir.Model, builder: Builder, lower: Callable[[ir.Node]
     for node in list(graph):
         if node.domain != DOMAIN:
             continue
-        old = node.outputs[0]
-        new = lower(node)
-        new.name, new.type, new.shape = old.name, old.type, old.shape
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        graph.insert_before(node, builder.take_nodes())
-        graph.remove(node, safe=True)
+        replace_node(model, builder, node, lower(node))
     model.opset_imports.pop(DOMAIN, None)
+
+
+def replace_node(model: ir.Model, builder: Builder, node: ir.Node, new: ir.Value) -> None:
+    """What read the node's output reads `new` from now on, which the nodes added to the builder compute."""
+    old = node.outputs[0]
+    new.name, new.type, new.shape = old.name, old.type, old.shape
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    model.graph.insert_before(node, builder.take_nodes())
+    model.graph.remove(node, safe=True)
 
 
 def split_heads(builder: Builder, x: ir.Value, heads: int) -> ir.Value:

@@ -21,7 +21,7 @@ from .fusion import fuse_residual_norms
 from .linear import Encoding, WeightSign
 from .onnxruntime_lowering import lower
 from .weight_quantisation import WeightType
-from .weights import weights_to_inputs
+from .weights import large_initializers, weights_to_inputs
 
 OnPass = Callable[[str], None]
 
@@ -112,5 +112,5 @@ def _dump(model: ir.Model, folder: Path, file: str) -> None:
 def write_without_weights(model: ir.Model, path: Path) -> None:
     """Writes the graph for people to look at: large initializers become inputs of the same name."""
     clone = model.clone()
-    weights_to_inputs(clone)
+    weights_to_inputs(clone, large_initializers(clone.graph))
     ir.save(clone, path)

@@ -20,7 +20,7 @@ from . import pipeline
 from .interface import graph_entry
 from .specialise import specialise_prefill, specialise_step
 from .weight_quantisation import WEIGHT_TYPES
-from .weights import large_initializers, weights_to_inputs, write_safetensors
+from .weights import large_initializers, made_of, weights_to_inputs, write_safetensors
 
 
 class Compiler(Protocol):
@@ -77,13 +77,17 @@ class TensorRtWriter:
         capacity, drafts = step.target.capacity, step.num_draft_tokens
         entries = list[dict[str, Any]]()
         weights = dict[str, ir.TensorProtocol]()
+        # What is added later belongs to one graph: two graphs may call different constants alike.
+        shared = large_initializers(model.graph).keys()
+        """What lowering adds to it is of one graph: two graphs may call different values alike."""
 
         def add(fixed: ir.Model, name: str, role: str, served: tuple[int, ...], batch: int) -> None:
             folder = dump / name if dump is not None else None
             pipeline.run_passes(fixed, passes, on_pass=lambda _: None, dump=folder)
             if not self._bake:
-                weights.update(large_initializers(fixed.graph))
-                weights_to_inputs(fixed)
+                own = made_of(shared, large_initializers(fixed.graph))
+                weights.update(own)
+                weights_to_inputs(fixed, own)
             on_stage(f"compiling {name} ({len(entries) + 1} of {total})")
             file = f"engines/{name}.engine"
             (root / file).write_bytes(self._compiler.compile(fixed, name))

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .bisection import lower_sample
+from .bisection import lower_argmax, lower_sample
 from .builder import Builder
-from .lowering import merge_heads, replace_dialect, split_heads, static_size, take_rows
+from .lowering import merge_heads, replace_dialect, replace_node, split_heads, static_size, take_rows
 from .weight_quantisation import WeightType, transposed
 
 _LOWEST = {ir.DataType.FLOAT: -3.0e38, ir.DataType.BFLOAT16: -3.0e38, ir.DataType.FLOAT16: -65504.0}
@@ -25,6 +25,8 @@ def lower(model: ir.Model, weights: WeightType | None = None) -> ir.Model:
     """The same graph, in place, in standard operators; projections read `weights`, or the type they were traced in."""
     lowering = _Lowering(Builder(model.graph), weights)
     replace_dialect(model, lowering.builder, lowering.lower)
+    for node in [node for node in model.graph if node.op_type == "ArgMax"]:
+        replace_node(model, lowering.builder, node, lowering.argmax(node))
     return model
 
 
@@ -55,6 +57,15 @@ class _Lowering:
             "Sample": lambda: lower_sample(self.builder, inputs),
         }
         return by_name[node.op_type]()
+
+    def argmax(self, node: ir.Node) -> ir.Value:
+        """The value that replaces an ArgMax over the last axis, as the trace has them."""
+        (x,) = node.inputs
+        assert x is not None
+        assert x.shape is not None
+        assert node.attributes["axis"].as_int() in (-1, len(x.shape) - 1)
+        assert not node.attributes["keepdims"].as_int()
+        return lower_argmax(self.builder, x)
 
     def _linear(self, x: ir.Value, weight: ir.Value) -> ir.Value:
         if weight not in self._transposed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +82,18 @@ def large_initializers(graph: ir.Graph, smallest: int = 1024) -> dict[str, ir.Te
     }
 
 
-def weights_to_inputs(model: ir.Model, smallest: int = 1024) -> list[str]:
-    """Turns the graph's weights into inputs of the same names, in place → the names."""
+def made_of(names: Collection[str], weights: Mapping[str, ir.TensorProtocol]) -> dict[str, ir.TensorProtocol]:
+    """Those of the weights that are called so, or were made of one that was: `name.int8`, `name.scale`."""
+    return {name: tensor for name, tensor in weights.items() if {name, name.rpartition(".")[0]} & {*names}}
+
+
+def weights_to_inputs(model: ir.Model, names: Iterable[str]) -> None:
+    """Turns these initializers into inputs of the same names, in place."""
     graph = model.graph
-    names = list(large_initializers(graph, smallest))
     for name in names:
         value = graph.initializers.pop(name)
         value.const_value = None
         graph.inputs.append(value)
-    return names
 
 
 def externalise(model: ir.Model, path: Path, location: str, *, smallest: int = 1024) -> None:

@@ -23,7 +23,7 @@ from graphspec.export import pipeline
 from graphspec.export.specialise import specialise_prefill, specialise_step
 from graphspec.export.tensorrt_compile import TensorRt
 from graphspec.export.trace import trace
-from graphspec.export.weights import weights_to_inputs
+from graphspec.export.weights import large_initializers, weights_to_inputs
 from graphspec.resolution import complete_config
 from graphspec.runtime.tensorrt_library import check_rtx_header
 from graphspec.speculative_config import SpeculativeConfig
@@ -54,7 +54,7 @@ def traced(pairs: Pairs, name: str, *, greedy: bool) -> ir.Model:
 
 def compiled(compiler: TensorRt, graph: ir.Model) -> bytes:
     pipeline.run_passes(graph, pipeline.tensorrt(), on_pass=lambda _: None)
-    weights_to_inputs(graph, smallest=64)
+    weights_to_inputs(graph, large_initializers(graph.graph, smallest=64))
     return compiler.compile(graph, "test")
 
 

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from stepping import session
 
-from graphspec.export.weights import derived, externalise, weights_to_inputs, write_safetensors
+from graphspec.export.weights import derived, externalise, made_of, weights_to_inputs, write_safetensors
 
 ARRAYS: dict[str, Array] = {
     "odd": np.arange(7, dtype=np.float32),
@@ -113,9 +113,15 @@ def test_a_graph_computes_the_same_with_its_weights_in_the_file(tmp_path: Path) 
 
 def test_weights_become_inputs_of_the_same_names() -> None:
     model = graph()
-    assert weights_to_inputs(model, smallest=64) == ["large", "big"]
+    weights_to_inputs(model, ["large", "big"])
     assert [value.name for value in model.graph.inputs] == ["x", "large", "big"]
     assert list(model.graph.initializers) == ["s"]
+
+
+def test_what_is_made_of_a_weight_is_one_and_what_a_graph_adds_is_none() -> None:
+    tensor = ir.tensor(float32(0, 4))
+    given = ["w", "w.int4", "w.scale", "layers.0.w.fp8", "fixed_const_3", "x.w", "ww.int4"]
+    assert [*made_of({"w", "layers.0.w"}, dict.fromkeys(given, tensor))] == given[:4]
 
 
 @pytest.mark.slow
