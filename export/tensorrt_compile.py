@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from graphspec.backends import BACKENDS
 from graphspec.errors import BuildError, ConfigError
 from graphspec.manifest import Backend
 from graphspec.tensorrt_log import collecting_logger, reason
+
+_LARGEST_GRAPH = 2_000_000_000
+"""Bytes of weights in one: protobuf ends at 2 GiB."""
 
 
 class TensorRt:
@@ -45,26 +50,34 @@ class TensorRt:
         builder = library.Builder(logger)
         network = builder.create_network(1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = library.OnnxParser(network, logger)
-        if not parser.parse(ir.to_proto(model).SerializeToString()):
+        if not parser.parse(_serialised(model, name)):
             raise BuildError(f"{self.backend} cannot parse graph {name}: {_parser_errors(parser, model)}")
         config = builder.create_builder_config()
-        timings = self._timing_cache()
-        cache = None
-        if timings is not None:
-            cache = config.create_timing_cache(timings.read_bytes() if timings.exists() else b"")
-            config.set_timing_cache(cache, ignore_mismatch=False)
+        timings = self._attach_timings(config)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             raise BuildError(f"{self.backend} cannot build graph {name}: {reason(logger)}")
-        if timings is not None and cache is not None:
-            _replace(timings, bytes(cache.serialize()))
+        if timings is not None:
+            with suppress(OSError):  # no place to keep them is no reason to lose an engine
+                _replace(self._timing_file(), bytes(timings.serialize()))
         return bytes(plan)
 
-    def _timing_cache(self) -> Path | None:
-        """Which kernels were fastest here, kept between builds. TensorRT-RTX chooses on the target instead."""
+    def _attach_timings(self, config: Any) -> Any:
+        """Which kernels were fastest here, kept between builds, if there is a file of it that TensorRT takes.
+        TensorRT-RTX chooses on the target instead: None."""
         if self.backend != "tensorrt":
             return None
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graphspec"
+        contents = [b""]
+        with suppress(OSError):
+            contents.insert(0, self._timing_file().read_bytes())
+        for content in contents:
+            timings = config.create_timing_cache(content)
+            if timings is not None and config.set_timing_cache(timings, ignore_mismatch=False):
+                return timings
+        return None
+
+    def _timing_file(self) -> Path:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "graphspec"
         return root / f"tensorrt-{self.version}-{self.device_class}.timings"
 
 
@@ -92,9 +105,22 @@ def device_class(backend: Backend) -> str:
 
 def _replace(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_bytes(content)
-    partial.replace(path)
+    partial = path.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _serialised(model: ir.Model, name: str) -> bytes:
+    inside = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+    if inside > _LARGEST_GRAPH:
+        raise BuildError(
+            f"graph {name} with its weights has {inside / 1e9:.1f} GB, and an ONNX file at most 2: build without "
+            "--bake-weights, or in fewer bits"
+        )
+    return bytes(ir.to_proto(model).SerializeToString())
 
 
 def _parser_errors(parser: Any, model: ir.Model) -> str:

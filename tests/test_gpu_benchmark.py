@@ -79,6 +79,25 @@ def test_sections_that_there_is_no_time_for_are_named(script: ModuleType) -> Non
     assert report == {"skipped": ["lossless", "numerics", "step_ms", "tokens_per_second", "idle"]}
 
 
+def test_a_build_that_takes_too_long_is_ended_between_two_engines(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`main` builds a smaller bundle then: one row, no width but 0 and K."""
+    asked = []
+
+    def build(*, on_stage: Any, widths: list[int], max_batch_size: int, **_: object) -> Any:
+        asked.append((widths, max_batch_size))
+        on_stage("compiling")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script.graphspec, "build", build)
+    monkeypatch.setattr(script, "why_no_gpu", lambda _: "")
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--build-minutes", "-1", "--json", str(tmp_path / "gpu.json")])
+    with pytest.raises(KeyboardInterrupt):
+        script.main()
+    assert asked == [([0, 1, 2, 4], 8), ([0, 4], 1)]
+
+
 @pytest.mark.slow
 def test_a_wrong_token_is_found(pairs: Pairs, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     pair, loaded = pairs.pair(NAME), pairs.loaded(NAME)

@@ -146,6 +146,42 @@ def test_a_graph_that_cannot_be_built_says_why(compiler: TensorRt) -> None:
         compiler.compile(model, "odd")
 
 
+def relu() -> ir.Model:
+    x = value_of("x", float32(0, 2, 3))
+    node = ir.node("Relu", [x])
+    return model_of([x], [node], [typed(node.outputs[0], "y", float32(0, 2, 3))])
+
+
+@pytest.mark.filterwarnings("ignore:.*Timing cache:DeprecationWarning")
+def test_timings_are_kept_and_never_the_reason_that_a_build_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """TensorRT-RTX has the calls, and they do nothing; what TensorRT makes of a file has not been seen."""
+    compiler = TensorRt("tensorrt-rtx")
+    monkeypatch.setattr(compiler, "backend", "tensorrt")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = compiler._timing_file()
+    assert compiler.compile(relu(), "relu")
+    assert [file] == list(file.parent.iterdir())
+    for damage in (b"garbage", b""):
+        file.write_bytes(damage)
+        assert compiler.compile(relu(), "relu")
+        assert file.read_bytes() not in (b"garbage", b"")
+    (tmp_path / "a_file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a_file"))
+    assert compiler.compile(relu(), "relu")
+
+
+def test_a_graph_too_large_for_onnx_is_refused(compiler: TensorRt, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = value_of("x", float32(0, 2, 3)), constant("w", float32(1, 2, 3))
+    node = ir.node("Add", [x, w])
+    model = model_of([x], [node], [typed(node.outputs[0], "y", float32(0, 2, 3))], [w])
+    assert compiler.compile(model, "add")
+    monkeypatch.setattr("graphspec.export.tensorrt_compile._LARGEST_GRAPH", 23)
+    with pytest.raises(BuildError, match=r"graph add with its weights has 0\.0 GB, .*without --bake-weights"):
+        compiler.compile(model, "add")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -155,9 +191,7 @@ def test_a_graph_that_cannot_be_built_says_why(compiler: TensorRt) -> None:
     ],
 )
 def test_an_engine_of_another_release_is_refused_by_its_header(compiler: TensorRt, change: Any, said: str) -> None:
-    x = value_of("x", float32(0, 2, 3))
-    node = ir.node("Relu", [x])
-    plan = compiler.compile(model_of([x], [node], [typed(node.outputs[0], "y", float32(0, 2, 3))]), "relu")
+    plan = compiler.compile(relu(), "relu")
     check_rtx_header(plan, "engine", compiler.version)
     with pytest.raises(BundleError, match=said):
         check_rtx_header(change(plan), "engine", compiler.version)
