@@ -21,6 +21,7 @@ from graphspec.checkpoints import open_checkpoint
 from graphspec.export import pipeline
 from graphspec.export.specialise import specialise_prefill, specialise_step
 from graphspec.export.trace import trace
+from graphspec.export.weight_quantisation import WEIGHT_TYPES, WeightType, quantise
 from graphspec.registry import registered
 from graphspec.resolution import complete_config, resolve
 from graphspec.speculative_config import SpeculativeConfig
@@ -55,13 +56,15 @@ def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return step, model
 
 
-def session(model: ir.Model) -> Any:
-    pipeline.run_passes(model, pipeline.tensorrt(), on_pass=lambda _: None)
+def session(model: ir.Model, weights: WeightType | None = None) -> Any:
+    pipeline.run_passes(model, pipeline.tensorrt(weights), on_pass=lambda _: None)
     for node in model.graph:
         # An instruction to TensorRT that ONNX's own schema does not know.
         node.attributes.pop("TRT_decomposable", None)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    # ONNX Runtime would round activations to 8 bits where weights have so few.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     return onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
 
 
@@ -149,3 +152,77 @@ def test_a_prefill_chunk_equals_the_eager_one(traced: tuple[FusedStep, ir.Model]
             "key_positions": np.arange(CAPACITY),
         }
         compare(step, engine, {**given, **fixed}, given, states)
+
+
+def one_step(step: FusedStep, sampling: Arrays) -> tuple[Arrays, Arrays]:
+    """What the eager step is given, and what an engine of the full width is."""
+    drafts = step.num_draft_tokens
+    tokens = np.random.default_rng(0).integers(0, tiny.VOCABULARY, (BATCH, drafts + 1))
+    given = {"tokens": tokens, "kv_len": np.array([3, 9, 17]), "active": np.ones(BATCH, np.bool_), **sampling}
+    fixed = {
+        "n_tokens": np.full(BATCH, drafts + 1),
+        "n_known": np.ones(BATCH, np.int64),
+        "next_token": np.full(BATCH, -1),
+        "verify_offsets": np.arange(drafts + 1),
+        "key_positions": np.arange(CAPACITY),
+    }
+    return {**given, **fixed}, given
+
+
+def widest(step: FusedStep) -> ir.Model:
+    model = trace(step)
+    pipeline.run_passes(model, pipeline.PORTABLE, on_pass=lambda _: None)
+    drafts = step.num_draft_tokens
+    return specialise_step(model, width=drafts, num_draft_tokens=drafts, capacity=CAPACITY, batch=BATCH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+def test_weights_in_fewer_bits_give_the_eager_step_of_the_weights_they_stand_for(
+    tmp_path: Path, kind: WeightType
+) -> None:
+    step = fused(tiny.save_llama(tmp_path / "target", layers=2), None, greedy=False)
+    fixed = widest(step)
+    engine = session(fixed, kind)
+    stored = {name.rpartition(".")[0] for name in fixed.graph.initializers if name.endswith(f".{kind}")}
+    assert len(stored) >= 8
+    for name, parameter in step.named_parameters():
+        if name in stored:
+            values, scale = (part.astype(np.float32) for part in quantise(parameter.detach().numpy(), kind))
+            wide = scale[:, None] if kind == "int8" else scale
+            if kind == "int4":
+                wide = np.repeat(scale, values.shape[1] // scale.shape[1], axis=1)
+            assert not np.array_equal(values * wide, parameter.detach().numpy())
+            parameter.data = torch.from_numpy(values * wide)
+    sampling, states = drawn(step, 1, BATCH)
+    compare(step, engine, *one_step(step, sampling), states)
+
+
+@pytest.mark.slow
+def test_in_float16_the_caches_are_as_exact_as_those_of_the_eager_step_in_float16(tmp_path: Path) -> None:
+    """The islands too: statistics of norms, rotations and the softmax of samples are float32 in both."""
+    step = fused(tiny.save_llama(tmp_path / "target", layers=2), None, greedy=False)
+    sampling, states = drawn(step, 2, BATCH)
+    eager, given = one_step(step, sampling)
+    inputs = StepInputs(*(torch.from_numpy(eager[name]) for name in StepInputs._fields))
+    half = [state if state.dtype == np.int64 else state.astype(np.float16) for state in states]
+
+    def caches() -> list[NDArray[Any]]:
+        given_states = [
+            torch.from_numpy(state.copy()).to(getattr(torch, s.dtype))
+            for state, s in zip(half, step.states, strict=True)
+        ]
+        with torch.no_grad():
+            return [state.float().numpy() for state in step(inputs, given_states).states]
+
+    exact = caches()
+    step.cast("float16")
+    rounded, engine = caches(), session(widest(step))
+    feeds = {**given, **{spec.name: state for spec, state in zip(step.states, half, strict=True)}}
+    found = engine.run(None, {value.name: feeds[value.name] for value in engine.get_inputs()})[-len(half) :]
+    compared = 0
+    for result, wanted, best in zip(found, rounded, exact, strict=True):
+        if result.dtype == np.float16:
+            assert np.abs(result - best).max() <= 2 * np.abs(wanted - best).max()
+            compared += 1
+    assert compared == 4
