@@ -39,6 +39,7 @@ class OnnxRuntimeBackend:
         self._encoding = encoding
         self._device = device
         self._sign: WeightSign | None = int8_weight_sign() if encoding == "int8" else None
+        self.quantises_activations = encoding == "int8"
 
     @property
     def info(self) -> dict[str, Any]:

@@ -38,6 +38,8 @@ class Compiler(Protocol):
 class TensorRtWriter:
     """Engines that compute in bfloat16 or float16, from weights of that type or of fewer bits."""
 
+    quantises_activations = False
+
     def __init__(
         self, compiler: Compiler, encoding: Encoding, max_batch_size: int, *, bake_weights: bool = False
     ) -> None:

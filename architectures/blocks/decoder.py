@@ -202,6 +202,14 @@ class Mlp(nn.Module):
         return self.down(ops.swiglu(self.gate_up(x)))
 
 
+class Fold(NamedTuple):
+    """A projection whose input channels may be rescaled: column j of `reader` by s, what makes channel j by 1/s."""
+
+    reader: Linear
+    makers: tuple[nn.Parameter, ...]
+    """Their last rows, [..., in] or [..., in, inputs], make the channels."""
+
+
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); EAGLE's first layer has no norm before attention."""
 
@@ -222,6 +230,14 @@ class DecoderLayer(nn.Module):
         """As Attention.draft: one token, nothing written."""
         mixed, drafted = self.attention.draft(self._normed(x), window, cache, drafted)
         return self._feed_forward(x + mixed), drafted
+
+    def foldable(self) -> Iterator[Fold]:
+        """Where scales can move without changing what the layer computes."""
+        if self.input_norm is not None:
+            yield Fold(self.attention.qkv, (self.input_norm.weight,))
+        yield Fold(self.mlp.gate_up, (self.mlp_norm.weight,))
+        gate_up = self.mlp.gate_up  # its second half: down reads silu(gate) · up
+        yield Fold(self.mlp.down, (gate_up.weight,) if gate_up.bias is None else (gate_up.weight, gate_up.bias))
 
     def _normed(self, x: Tensor) -> Tensor:
         return x if self.input_norm is None else self.input_norm(x)
