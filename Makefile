@@ -35,7 +35,8 @@ check: $(VENV)/.installed
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+	@# in the files' own order: else the one that compiles engines, of few tests and many minutes, comes last and alone
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 clean:
 	rm -rf $(VENV) $(DEMO)
