@@ -102,7 +102,7 @@ def bars(title: str, names: Sequence[str], series: Sequence[Series], *, unit: st
             tip = f"{name}, {one.name}: {value:.2f} {unit}"
             parts.append(_rect(place(done), y, place(done + value) - place(done), _BAR - 4, number, tip))
             done += value
-        parts.append(_text(place(done) + 4, y + 11, f"{done:.2f} {unit}", "start"))
+        parts.append(_text(place(done) + 4, y + 11, f"{done:.{2 if done < 10 else 1}f} {unit}", "start"))
     bottom = _TOP + len(names) * _BAR
     if level is not None:
         parts.append(_line(place(level), _TOP - 4, place(level), bottom, "level"))
