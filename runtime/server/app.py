@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -33,6 +35,8 @@ from .tokenizing import detokenize, tokenize, tokenizer_info
 
 MAX_BODY = 16 * 2**20
 """Bytes of a request."""
+_LONG = 2**18
+"""Bytes of a request that is made ready by itself: its tokens take a hundred times its memory."""
 HUNG_UP = 499
 """Nobody reads it; logs show it."""
 REQUEST_ID = "x-request-id"
@@ -50,6 +54,7 @@ class Serving:
     """None while it loads."""
     draining: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
+    one_long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     def ready(self) -> Model:
         """The model. Raises ApiError while there is none that takes requests."""
@@ -89,6 +94,7 @@ class Serving:
             )
 
 
+T = TypeVar("T")
 Handler = Callable[[Serving, Request], Awaitable[Response]]
 
 
@@ -139,15 +145,21 @@ def create_app(serving: Serving) -> Starlette:
 
 
 async def _chat(serving: Serving, request: Request) -> Response:
-    body = await run_in_threadpool(parse, ChatBody, await _content(request))
-    name, model = serving.named(body.model), serving.ready()
-    return await _answer(serving, request, await run_in_threadpool(chat_job, body, model, name))
+    def job(content: bytes) -> Job:
+        body = parse(ChatBody, content)
+        name, model = serving.named(body.model), serving.ready()
+        return chat_job(body, model, name)
+
+    return await _answer(serving, request, await _read(serving, request, job))
 
 
 async def _completions(serving: Serving, request: Request) -> Response:
-    body = await run_in_threadpool(parse, CompletionBody, await _content(request))
-    name, model = serving.named(body.model), serving.ready()
-    return await _answer(serving, request, await run_in_threadpool(completion_job, body, model.bundle, name))
+    def job(content: bytes) -> Job:
+        body = parse(CompletionBody, content)
+        name, model = serving.named(body.model), serving.ready()
+        return completion_job(body, model.bundle, name)
+
+    return await _answer(serving, request, await _read(serving, request, job))
 
 
 async def _answer(serving: Serving, request: Request, job: Job) -> Response:
@@ -186,18 +198,24 @@ def _card(serving: Serving, name: str) -> Object:
 
 
 async def _tokenize(serving: Serving, request: Request) -> Response:
-    body = await run_in_threadpool(parse, TokenizeBody, await _content(request))
-    serving.named(body.model)
+    def told(content: bytes) -> Response:
+        body = parse(TokenizeBody, content)
+        serving.named(body.model)
+        return Json(tokenize(body, serving.ready().bundle))
+
     try:
-        return Json(await run_in_threadpool(tokenize, body, serving.ready().bundle))
+        return await _read(serving, request, told)
     except RequestError as error:
         raise invalid("prompt", str(error)) from None
 
 
 async def _detokenize(serving: Serving, request: Request) -> Response:
-    body = await run_in_threadpool(parse, DetokenizeBody, await _content(request))
-    serving.named(body.model)
-    return Json(await run_in_threadpool(detokenize, body, serving.ready().bundle))
+    def told(content: bytes) -> Response:
+        body = parse(DetokenizeBody, content)
+        serving.named(body.model)
+        return Json(detokenize(body, serving.ready().bundle))
+
+    return await _read(serving, request, told)
 
 
 async def _tokenizer_info(serving: Serving, _: Request) -> Response:
@@ -225,6 +243,15 @@ async def _openapi(serving: Serving, _: Request) -> Response:
     model = serving.model
     vocabulary = None if model is None else model.bundle.manifest.pair.target.vocab_size
     return Json(openapi(with_key=serving.api_key is not None, vocabulary=vocabulary))
+
+
+async def _read(serving: Serving, request: Request, read: Callable[[bytes], T]) -> T:
+    """What `read` makes of the body, in a thread; of long ones, one at a time."""
+    content = await _content(request)
+    if len(content) <= _LONG:
+        return await run_in_threadpool(read, content)
+    async with serving.one_long:
+        return await run_in_threadpool(read, content)
 
 
 async def _content(request: Request) -> bytes:

@@ -10,7 +10,7 @@ from ..generate import LoadedBundle
 from ..tool_calls import TOOL_FORMATS
 from .chat_form import ChatForm
 from .errors import invalid
-from .job import Job, make_job
+from .job import Job, check_text, make_job
 from .messages import template_messages
 from .model import Model
 from .schemas import ChatBody, TokenizeBody
@@ -23,6 +23,7 @@ def chat_job(body: ChatBody, model: Model, name: str) -> Job:
     bundle = model.bundle
     _check_tools(body, model)
     prompt = render(body, bundle)
+    check_text(prompt, bundle, "messages")
     form = ChatForm(
         answers=model.answers,
         calls=bool(body.offered_tools),

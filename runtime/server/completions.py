@@ -11,7 +11,7 @@ from graphspec.errors import RequestError
 from ..answer import Generation
 from ..generate import LoadedBundle
 from .errors import invalid
-from .job import Job, Object, make_job
+from .job import Job, Object, check_text, make_job
 from .logprobs import ScoredToken, TokenNames, completion_logprobs, text_offsets
 from .schemas import MAX_PROMPTS, CompletionBody
 from .tokenizing import check_tokens
@@ -91,6 +91,7 @@ def _prompts(body: CompletionBody) -> list[str | list[int]]:
 
 def _encoded(prompt: str | list[int], body: CompletionBody, bundle: LoadedBundle) -> list[int]:
     if isinstance(prompt, str):
+        check_text(prompt, bundle, "prompt")
         return bundle.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
     check_tokens(prompt, bundle, "prompt")
     return prompt

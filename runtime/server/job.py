@@ -209,6 +209,18 @@ def make_job(
     )
 
 
+def check_text(text: str, bundle: LoadedBundle, param: str) -> None:
+    """Raises ApiError for a prompt that cannot fit, before its many tokens take their time and memory."""
+    fewest, limit = bundle.tokenizer.fewest_tokens(text), bundle.manifest.max_length
+    if fewest >= limit:
+        raise invalid(
+            param,
+            f"the prompt has {len(text)} characters, which are {fewest} tokens at least, and this model holds {limit} "
+            "for prompt and answer together",
+            code="context_length_exceeded",
+        )
+
+
 def _check_room(num_prompt_tokens: int, body: GenerationBody, limit: int, param: str) -> None:
     name, asked = body.limit
     if num_prompt_tokens >= limit:

@@ -17,12 +17,13 @@ def tokenize(body: TokenizeBody, bundle: LoadedBundle) -> Object:
         tokens = bundle.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
         raise invalid("prompt", "prompt is missing: give a text, or messages")
-    strings = [bundle.tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+    decode = bundle.tokenizer.decode
+    strings = [decode([token], skip_special_tokens=False) for token in tokens] if body.return_token_strs else None
     return {
         "count": len(tokens),
         "max_model_len": bundle.manifest.max_length,
         "tokens": tokens,
-        "token_strs": strings if body.return_token_strs else None,
+        "token_strs": strings,
     }
 
 

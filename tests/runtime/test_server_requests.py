@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from callers import reached
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai import AuthenticationError, BadRequestError, NotFoundError, OpenAI
@@ -235,6 +239,47 @@ def test_lengths_are_told_with_both_numbers(served: Served) -> None:
     assert "200" in error["message"]
     assert str(MAX_LENGTH) in error["message"]
     assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_a_text_that_cannot_fit_is_refused_before_it_is_made_tokens(
+    served: Served, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*_: Any, **__: Any) -> list[int]:
+        raise AssertionError("it takes a second and a hundred megabytes for each of its own")
+
+    loaded = served.serving.ready().bundle
+    monkeypatch.setattr(loaded.tokenizer, "encode", encode)
+    text = "a" * 10**6
+    error = ask(served, path, **({"prompt": text} if path == TEXT else {"messages": [{"role": "u", "content": text}]}))
+    assert (error.status, error.error["code"]) == (400, "context_length_exceeded")
+    assert re.search(rf"100000\d characters, .* tokens at least, .* {MAX_LENGTH} ", error.error["message"])
+
+
+def test_long_bodies_are_read_one_at_a_time_and_short_ones_beside_them(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, most, short = 0, 0, threading.Event()
+
+    def tokenize(body: Any, _: Any) -> dict[str, Any]:
+        nonlocal reading, most
+        if len(body.prompt) < 10:
+            short.set()
+            return {}
+        reading += 1
+        most = max(most, reading)
+        assert short.wait(30), "it waits for no long one"
+        time.sleep(0.05)
+        reading -= 1
+        return {}
+
+    monkeypatch.setattr("graphspec.runtime.server.app.tokenize", tokenize)
+    with ThreadPoolExecutor() as clients:
+        long = [clients.submit(served.post, "/tokenize", {"prompt": "a" * 2**19}) for _ in range(4)]
+        assert reached(lambda: reading == 1)
+        assert served.post("/tokenize", {"prompt": "a"}).status == 200
+        assert [one.result().status for one in long] == [200] * 4
+    assert most == 1
 
 
 def test_a_template_that_fails_is_a_400_and_none_at_all_says_what_to_use(pairs: Pairs) -> None:

@@ -104,6 +104,17 @@ def splits(draw: st.DrawFn, token_ids: list[int]) -> list[list[int]]:
     return [token_ids[start:end] for start, end in pairwise(edges)]
 
 
+@pytest.mark.parametrize("builder", [trained_byte_level, llama2_like, gemma_like, metaspace])
+@settings(deadline=None, max_examples=100)
+@given(text=st.one_of(st.text(max_size=300), st.text("ab hello", max_size=300), st.text(" ", max_size=300)))
+def test_a_text_has_no_fewer_tokens_than_its_length_says(
+    builder: Callable[[], tokenizers.Tokenizer], text: str
+) -> None:
+    tokenizer = loaded(builder)
+    assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))
+    assert tokenizer.fewest_tokens("a" * 10**6) > 1000
+
+
 @pytest.mark.parametrize("builder", BUILDERS)
 @pytest.mark.parametrize("skip", [True, False])
 @settings(deadline=None, max_examples=100)
