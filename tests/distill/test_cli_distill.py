@@ -16,7 +16,7 @@ from graphspec.runtime.sampling import SamplingParams
 SIZES = "--depth 2 --epochs 1 --batch-size 2 --draft-vocab-size 48 --max-length 200 --max-new-tokens 16 --rows 4"
 
 
-def command(model: Path, out: Path, *more: str, conversations: int = 10) -> list[str]:
+def command(model: Path, out: Path, *more: str, conversations: int = 40) -> list[str]:
     text = f"distill --model {model} -o {out} --self-synthesize {conversations} {SIZES}"
     return [*text.split(), "--held-out-share", "0.4", "--measured-prompts", "2", *more]
 
