@@ -21,6 +21,11 @@ class StateSpec:
     shape: tuple[Dim, ...]
     dtype: FloatType | Literal["int64"] = "float32"
 
+    def sizes(self, batch: int, capacity: int) -> list[int]:
+        """The shape, of so many rows and positions."""
+        named = {"batch": batch, "capacity": capacity}
+        return [named[dim] if isinstance(dim, str) else dim for dim in self.shape]
+
 
 def cache_specs(prefix: str, config: DecoderConfig) -> tuple[StateSpec, ...]:
     """Keys and values of every layer, in the order `layer_caches` reads them."""

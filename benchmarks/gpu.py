@@ -233,9 +233,8 @@ def eager_logits(target: Any, tokens: Sequence[int]) -> Any:
 
     from graphspec.architectures.state import layer_caches
 
-    sizes = {"batch": 1, "capacity": target.capacity}
-    shapes = [[sizes[dim] if isinstance(dim, str) else dim for dim in state.shape] for state in target.states]
-    states = [torch.zeros(shape, dtype=next(target.parameters()).dtype) for shape in shapes]
+    dtype = next(target.parameters()).dtype
+    states = [torch.zeros(state.sizes(1, target.capacity), dtype=dtype) for state in target.states]
     ids = torch.tensor([list(tokens)])
     window = target.window(torch.zeros(1, dtype=torch.int64), ids, torch.arange(len(tokens) + 1))
     with torch.no_grad():

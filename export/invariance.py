@@ -63,8 +63,7 @@ def _run(
     """The states after the tokens i64[B, T], fed in pieces as a prompt is; the logits on the way."""
     batch = len(tokens)
     capacity = tokens.shape[1] + _ROOM
-    sizes = {"batch": batch, "capacity": capacity}
-    held = {s.name: np.zeros([sizes[d] if isinstance(d, str) else d for d in s.shape], s.dtype) for s in states}
+    held = {spec.name: np.zeros(spec.sizes(batch, capacity), spec.dtype) for spec in states}
     logits, start = _Logits(), 0
     for length in split:
         after = start + length

@@ -53,8 +53,7 @@ def _largest_inputs(target: DecoderTarget, readers: list[Linear]) -> dict[Linear
     length = min(_TOKENS, target.capacity - 1)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(target.config.vocabulary, (1, length), generator=generator)
-    sizes = {"batch": 1, "capacity": length + 1}
-    caches = [torch.zeros([sizes[d] if isinstance(d, str) else d for d in spec.shape]) for spec in target.states]
+    caches = [torch.zeros(spec.sizes(1, length + 1)) for spec in target.states]
     try:
         target(
             tokens,

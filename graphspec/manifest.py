@@ -145,10 +145,14 @@ class StateSpec(_Part):
     shape: tuple[Count | Literal["batch", "capacity"], ...]
     """"batch" stands for the number of slots, "capacity" for the manifest's."""
 
+    def sizes(self, batch: int, capacity: int) -> list[int]:
+        """The shape, of so many rows and positions."""
+        named = {"batch": batch, "capacity": capacity}
+        return [named[dim] if isinstance(dim, str) else dim for dim in self.shape]
+
     def row_bytes(self, capacity: int) -> int:
         """Of one row of `capacity` positions."""
-        sizes = {"batch": 1, "capacity": capacity}
-        return _STATE_BYTES[self.dtype] * prod(sizes[dim] if isinstance(dim, str) else dim for dim in self.shape)
+        return _STATE_BYTES[self.dtype] * prod(self.sizes(1, capacity))
 
 
 class FileEntry(_Part):

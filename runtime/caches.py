@@ -86,9 +86,7 @@ class PackedCaches:
             return self._alone.placed(range(slots[0], slots[0] + 1), held[list(slots)], first=0)
         self._fit_together(slots, held, ahead)
         computed = range(min(slots), max(slots) + 1)
-        # A row between that ended at the end of its cache is moved back, over positions that no answer reaches.
-        lengths = np.minimum(held[computed], self._capacity - ahead)
-        lengths[[slot - computed.start for slot in slots]] = held[list(slots)]
+        lengths = lengths_of(computed, slots, held, self._capacity - ahead)
         lengths[[slot not in self._resident for slot in computed]] = 0
         return self._together.placed(computed, lengths, first=computed.start)
 
@@ -206,6 +204,14 @@ class _Table:
         )
 
 
+def lengths_of(computed: range, slots: Sequence[int], held: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """What each computed row holds. One between the rows of a launch that ended at the end of its cache is moved
+    back to `most`, over positions that no answer reaches."""
+    lengths = np.minimum(held[computed], most)
+    lengths[[slot - computed.start for slot in slots]] = held[list(slots)]
+    return lengths
+
+
 def _bound(state: StateSpec, array: Array) -> Bound:
     return Bound(
         input=state.input,
@@ -219,8 +225,7 @@ def _bound(state: StateSpec, array: Array) -> Bound:
 def zeros(state: StateSpec, rows: int, length: int) -> Array:
     """The state of `rows` rows of `length` positions. Zeroed: what a row has not written is masked, and a masked NaN
     would still be a NaN."""
-    sizes = {"batch": rows, "capacity": length}
-    return np.zeros([sizes[dim] if isinstance(dim, str) else dim for dim in state.shape], state.dtype)
+    return np.zeros(state.sizes(rows, length), state.dtype)
 
 
 def _first(array: Array, state: StateSpec, count: int) -> Array:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from graphspec.errors import BundleError
 from graphspec.manifest import Manifest
 
-from .caches import Bound, Placed, zeros
+from .caches import Bound, Placed, lengths_of, zeros
 
 CUDA = "cuda"
 """The device class of bundles built with --device cuda."""
@@ -76,8 +76,7 @@ class CudaCaches:
     def place(self, slots: Sequence[int], held: NDArray[np.int64], ahead: int, *, alone: bool) -> Placed:  # noqa: ARG002
         """The range of slots that holds the rows."""
         computed = range(min(slots), max(slots) + 1)
-        lengths = np.minimum(held[computed], self._capacity - ahead)
-        lengths[[slot - computed.start for slot in slots]] = held[list(slots)]
+        lengths = lengths_of(computed, slots, held, self._capacity - ahead)
         visible = min(-(-(int(lengths.max()) + ahead) // _VISIBLE_STEP) * _VISIBLE_STEP, self._capacity)
         return Placed(
             slots=computed,

@@ -82,7 +82,10 @@ class Scheduler:
         self._width = bundle.checked_width(width)
         self._loop = Loop(
             bundle.engine,
-            Policy(overlap=overlap, most_stored=_most_stored(bundle, prefix_store)),
+            Policy(
+                overlap=overlap,
+                most_stored=store_bytes(bundle, prefix_store) // max(bytes_per_token(bundle.manifest), 1),
+            ),
             on_batch=on_batch,
             on_answer=on_answer,
             on_failure=_log_failure,
@@ -175,16 +178,16 @@ def _log_failure(error: Exception) -> None:
     log.error("a step, or a caller, failed: %s", error, exc_info=error)
 
 
-def _most_stored(bundle: LoadedBundle, store: int | None) -> int:
-    """Tokens whose caches fit into `store` bytes."""
-    if bundle.engine.num_places <= bundle.engine.num_slots:
-        if store:
-            raise ConfigError(
-                f"a prefix store of {store} bytes: {bundle.manifest.backend.name} on "
-                f"{bundle.manifest.backend.device_class} keeps prompts only in the rows; leave it out"
-            )
-        return 0
-    return (PREFIX_STORE if store is None else store) // max(bytes_per_token(bundle.manifest), 1)
+def store_bytes(bundle: LoadedBundle, asked: int | None) -> int:
+    """Of the prefix store; None: PREFIX_STORE where the engine can keep it. Raises ConfigError if it cannot."""
+    if bundle.engine.num_places > bundle.engine.num_slots:
+        return PREFIX_STORE if asked is None else asked
+    if asked:
+        raise ConfigError(
+            f"a prefix store of {asked} bytes: {bundle.manifest.backend.name} on "
+            f"{bundle.manifest.backend.device_class} keeps prompts only in the rows; leave it out"
+        )
+    return 0
 
 
 def bytes_per_token(manifest: Manifest) -> int:

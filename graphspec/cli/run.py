@@ -151,6 +151,7 @@ def run(
     AnswerFormat.chosen(None, tools=tool_call_parser, reasoning=reasoning_parser)  # wrong names are told at once
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     names = served_model_name or [bundle.resolve().name]
+    prefix_store = None if prefix_store_mb is None else prefix_store_mb * MEGABYTE
     metrics = Metrics(names[0])
 
     def opened() -> Model:
@@ -179,13 +180,13 @@ def run(
                 width=width,
                 answers=answers,
                 request_timeout=request_timeout,
-                prefix_store=None if prefix_store_mb is None else prefix_store_mb * MEGABYTE,
+                prefix_store=prefix_store,
                 say=log.info,
             )
         except BaseException:
             loaded.close()
             raise
-        for line in [*_banner(loaded, names, width), _memory(loaded, prefix_store_mb), _parsers(answers)]:
+        for line in [*_banner(loaded, names, width), _memory(loaded, prefix_store), _parsers(answers)]:
             _say(line)
         return model
 
@@ -224,15 +225,14 @@ def _banner(bundle: LoadedBundle, names: list[str], width: int | None) -> list[s
     ]
 
 
-def _memory(bundle: LoadedBundle, prefix_store_mb: int | None) -> str:
-    from graphspec.runtime.scheduler import PREFIX_STORE, bytes_per_token
+def _memory(bundle: LoadedBundle, prefix_store: int | None) -> str:
+    from graphspec.runtime.scheduler import bytes_per_token, store_bytes
 
     manifest, engine = bundle.manifest, bundle.engine
     weights = sum(entry.size for name, entry in manifest.files.items() if name.startswith("weights/"))
     a_token = bytes_per_token(manifest)
     caches = a_token * manifest.capacity * engine.num_slots
-    stores = engine.num_places > engine.num_slots
-    store = (PREFIX_STORE // MEGABYTE if prefix_store_mb is None else prefix_store_mb) if stores else 0
+    store = store_bytes(bundle, prefix_store) // MEGABYTE
     return (
         f"memory        {weights / MEGABYTE:,.0f} MB of weights; up to {caches / MEGABYTE:,.0f} MB of caches, "
         f"{a_token / 1024:,.1f} KB a token; up to {store:,} MB of prefixes"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from drawing import Filters, answers
+from drawing import Filters
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampler import SPREAD, STEP, UNIFORM, Sampler, sampler
+from sampler import Case, Sampler, cases, check_draws, sampler
 
 from graphspec.export.onnxruntime_lowering import lower
 from graphspec.export.sampling_lowering import CANDIDATES
@@ -35,32 +35,9 @@ FILTERS = st.builds(
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    vocabulary=st.sampled_from([SMALL, CANDIDATES, CANDIDATES + 1, LARGE]),
-    filters=st.lists(FILTERS, min_size=1, max_size=3),
-    uniform=st.lists(UNIFORM, min_size=6, max_size=6),
-    spread=SPREAD,
-    step=STEP,
-    seed=st.integers(0, 1000),
-)
-def test_every_position_draws_what_the_definition_says(
-    samplers: dict[int, Sampler],
-    vocabulary: int,
-    filters: list[Filters],
-    uniform: list[float],
-    spread: float,
-    step: float,
-    seed: int,
-) -> None:
-    batch = len(filters)
-    noise = np.random.default_rng(seed).standard_normal((batch, 2, vocabulary)) * spread
-    logits = np.round(noise / step) * step
-    draws = np.array(uniform[: 2 * batch]).reshape(batch, 2)
-    tokens = samplers[vocabulary](logits, filters, draws)
-    for row, own in enumerate(filters):
-        for position in range(2):
-            possible = answers(logits[row, position], own, draws[row, position])
-            assert int(tokens[row, position]) in possible
+@given(case=cases([SMALL, CANDIDATES, CANDIDATES + 1, LARGE], FILTERS))
+def test_every_position_draws_what_the_definition_says(samplers: dict[int, Sampler], case: Case) -> None:
+    check_draws(samplers[case.vocabulary], case)
 
 
 PEAKED = Filters(temperature=0.7, top_k=50, top_p=0.95, min_p=0.01)

@@ -47,8 +47,7 @@ def _norm_of(weight: str) -> str:
 
 @torch.no_grad()
 def logits(target: DecoderTarget) -> Tensor:
-    sizes = {"batch": 1, "capacity": CAPACITY}
-    caches = [torch.zeros([sizes[d] if isinstance(d, str) else d for d in spec.shape]) for spec in target.states]
+    caches = [torch.zeros(spec.sizes(1, CAPACITY)) for spec in target.states]
     tokens = torch.tensor([TOKENS])
     window = target.window(torch.tensor([0]), tokens, torch.arange(CAPACITY))
     return target.logits(target(tokens, window, layer_caches(caches))[0].final)

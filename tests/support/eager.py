@@ -148,9 +148,7 @@ class EagerLoop:
 
 def initial_state(spec: StateSpec, batch: int, capacity: int) -> Tensor:
     """A state before its first step, holding what other requests could have left there: finite, and wrong."""
-    sizes = {"batch": batch, "capacity": capacity}
-    shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
-    return torch.full(shape, 3, dtype=getattr(torch, spec.dtype))
+    return torch.full(spec.sizes(batch, capacity), 3, dtype=getattr(torch, spec.dtype))
 
 
 @contextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from drawing import Filters
+from drawing import Filters, answers
 from graphs import Array, model_of, typed
 from hypothesis import strategies as st
 from stepping import session
@@ -19,6 +20,42 @@ UNIFORM = st.one_of(st.sampled_from([0, 2**24 - 1]), st.integers(0, 2**24 - 1)).
 SPREAD = st.sampled_from([0.01, 1.0, 4.0])
 STEP = st.sampled_from([0.125, 2.0])
 """Logits are multiples of it: equal ones tie in float32 as in float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What rows of two positions each are drawn from."""
+
+    logits: Array
+    """f64[B, 2, V]."""
+    filters: list[Filters]
+    draws: Array
+    """f64[B, 2]."""
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.logits.shape[-1])
+
+
+@st.composite
+def cases(draw: st.DrawFn, vocabularies: Sequence[int], filters: st.SearchStrategy[Filters]) -> Case:
+    """One to three rows."""
+    vocabulary = draw(st.sampled_from(vocabularies))
+    rows = draw(st.lists(filters, min_size=1, max_size=3))
+    uniform = draw(st.lists(UNIFORM, min_size=6, max_size=6))
+    spread, step = draw(SPREAD), draw(STEP)
+    noise = np.random.default_rng(draw(st.integers(0, 1000))).standard_normal((len(rows), 2, vocabulary)) * spread
+    draws = np.array(uniform[: 2 * len(rows)]).reshape(len(rows), 2)
+    return Case(logits=np.round(noise / step) * step, filters=rows, draws=draws)
+
+
+def check_draws(sampler: Sampler, case: Case) -> None:
+    """Every position draws what the definition says."""
+    tokens = sampler(case.logits, case.filters, case.draws)
+    for row, own in enumerate(case.filters):
+        for position in range(2):
+            possible = answers(case.logits[row, position], own, case.draws[row, position])
+            assert int(tokens[row, position]) in possible
 
 
 def sampler(vocabulary: int, lower: Callable[[ir.Model], object]) -> Sampler:

@@ -47,10 +47,8 @@ class Stepper:
 
     def __init__(self, session: Any, states: Sequence[StateSpec], *, batch: int, capacity: int) -> None:
         self._session, self._specs, self._capacity = session, states, capacity
-        sizes = {"batch": batch, "capacity": capacity}
         self.states: dict[str, Array] = {
-            spec.name: np.zeros([sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape], spec.dtype)
-            for spec in states
+            spec.name: np.zeros(spec.sizes(batch, capacity), spec.dtype) for spec in states
         }
         self.kv_len = np.zeros(batch, np.int64)
         self.uniform = np.zeros((batch, capacity, 1), np.float32)
