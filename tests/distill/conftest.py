@@ -12,12 +12,12 @@ CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assista
 
 @pytest.fixture(scope="session")
 def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target's checkpoint: a message of it ends at one token in four."""
+    """The target's checkpoint: a message of it ends at one token in eight."""
     import tiny
 
     path = tiny.save_llama(tmp_path_factory.mktemp("chatty") / "target", layers=4)
     (path / "chat_template.jinja").write_text(CHAT)
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(0, 128, 4))}))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(0, 128, 8))}))
     return path
 
 
