@@ -1,7 +1,7 @@
 """Gradients of the operators that a drafter's training goes through; imported for training only.
 
 The values stay those of ops.py: what is trained is what a build traces. Attention is not here, because training
-attends to other keys than serving does (graphspec.distill.unroll).
+attends to other keys than serving does (graphspec.distill.methods).
 """
 
 from __future__ import annotations

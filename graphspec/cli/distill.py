@@ -39,8 +39,11 @@ def distill(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Decides data and training.")] = 0,
     draft_vocab_size: Annotated[
-        int, typer.Option("--draft-vocab-size", min=1, metavar="N", help="Tokens the draft can say, by frequency.")
-    ] = 8192,
+        int | None,
+        typer.Option(
+            "--draft-vocab-size", min=1, metavar="N", help="Tokens the draft can say, by frequency; else 8192."
+        ),
+    ] = None,
     draft_intermediate_size: Annotated[
         int | None, typer.Option("--draft-intermediate-size", min=1, metavar="N", help="Else the target's.")
     ] = None,
@@ -75,11 +78,10 @@ def distill(
     if (data is None) == (self_synthesize is None):
         raise UsageError("give --data F, or --self-synthesize N: one of the two")
     _require_training()
-    from graphspec.distill.drafts import DraftShape
     from graphspec.distill.pipeline import DistillOptions
     from graphspec.distill.pipeline import distill as run
+    from graphspec.distill.recipe import DraftShape, Recipe
     from graphspec.distill.synthesis import Synthesis
-    from graphspec.distill.training import Recipe
 
     recipe = Recipe(epochs=epochs, batch_size=batch_size, depth=depth, learning_rate=learning_rate, seed=seed)
     options = DistillOptions(

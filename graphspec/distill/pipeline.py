@@ -23,17 +23,17 @@ from graphspec.errors import ConfigError, UnsupportedError
 from graphspec.registry import registered
 
 from .conversations import Conversation, read_conversations, split, usable
-from .drafts import DraftShape, draft_config, new_drafter, save_draft
 from .features import FeatureStore
 from .measuring import Measurement, measure
 from .messages import read_messages
+from .methods import METHODS, find_method
+from .recipe import DraftShape, Recipe
 from .synthesis import Synthesis
-from .training import Lesson, Progress, Recipe, train
+from .training import Lesson, Progress, train
 from .vocabulary import choose_vocabulary, coverage
 from .workers import synthesise_in_workers
 
-METHODS = ("eagle3",)
-PLANNED_METHODS = ("eagle", "dflash", "medusa")
+DEFAULT_DRAFT_VOCABULARY = 8192
 
 OnStage = Callable[[str], None]
 OnProgress = Callable[[str, int, int, str], None]
@@ -49,7 +49,8 @@ class DistillOptions:
     """Messages of users, one JSON object a line; None: the target makes them up."""
     conversations: int = 2000
     """How many to make up, or to take of `data`."""
-    draft_vocabulary: int = 8192
+    draft_vocabulary: int | None = None
+    """Tokens that the draft can say; None: DEFAULT_DRAFT_VOCABULARY, of methods that say less than all."""
     held_out_share: float = 0.03
     measured_prompts: int = 24
     """Held-out prompts that the engine answers in the end; 0: none."""
@@ -64,10 +65,14 @@ class DistillOptions:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if self.method in PLANNED_METHODS:
-            raise UnsupportedError(f"drafts for '{self.method}' cannot be trained in this version; use {METHODS[0]}")
-        if self.method not in METHODS:
-            raise ConfigError(f"--method {self.method!r} is not known; use {METHODS[0]}")
+        find_method(self.method).refuse_unused(
+            {
+                "--draft-vocab-size": self.draft_vocabulary,
+                "--draft-intermediate-size": self.shape.intermediate,
+                "heads": self.shape.heads,
+                "kv_heads": self.shape.kv_heads,
+            }
+        )
         if not 0 < self.held_out_share < 1:
             raise ConfigError(f"--held-out-share {self.held_out_share} must be above 0 and below 1")
         if min(self.conversations, self.rows, self.workers, self.threads) < 1:
@@ -108,7 +113,7 @@ def distill(
     if not training:
         raise ConfigError("there is no conversation to train on; make more with --self-synthesize")
     on_stage("loading the target")
-    lesson, config = _lesson(pair, work, options, training, held_out)
+    lesson, config, kept = _lesson(pair, work, options, training, held_out)
     lesson.store.compute(lesson.target, made, _counted(on_progress, "features", len(made)))
 
     def show(progress: Progress) -> None:
@@ -118,13 +123,13 @@ def distill(
         on_progress("training", progress.step, progress.steps, note)
 
     identity = _identity(pair, options, training)
-    estimate = train(lesson, options.recipe, work / "training", identity=identity, on_step=show)
-    save_draft(out, lesson.drafter, config)
+    estimate = train(lesson, options.recipe, work / options.method, identity=identity, on_step=show)
+    lesson.method.save(out, lesson.drafter, config)
     measurement = _measured(model, out, work, options, held_out, on_stage)
     result = Distilled(
         conversations=len(training),
         tokens=sum(len(conversation.answer) for conversation in training),
-        coverage=coverage(training, _kept(lesson)),
+        coverage=coverage(training, kept),
         estimate=estimate,
         measurement=measurement,
     )
@@ -203,16 +208,23 @@ def _lesson(
     options: DistillOptions,
     training: list[Conversation],
     held_out: list[Conversation],
-) -> tuple[Lesson, dict[str, Any]]:
+) -> tuple[Lesson, dict[str, Any], torch.Tensor]:
+    """With the draft's config.json, and the target's tokens i64[Vd] that the draft can say."""
+    method = METHODS[options.method]
     torch.set_num_threads(options.threads)
     capacity = options.max_length + options.recipe.depth + 1
     target = pair.architecture.target.load(pair.target, capacity=capacity)
-    size = min(options.draft_vocabulary, target.config.vocabulary)
-    kept = choose_vocabulary(training, size, target.config.vocabulary)
-    config = draft_config(pair.target.config, options.shape, size)
-    drafter = new_drafter(target, config, kept, seed=options.recipe.seed)
+    kept = choose_vocabulary(training, _vocabulary_size(options, target.config.vocabulary), target.config.vocabulary)
+    config = method.draft_config(pair.target.config, options.shape, len(kept), options.recipe.depth)
+    drafter = method.new_drafter(target, config, kept, seed=options.recipe.seed)
     store = FeatureStore(work / "features", pair.target, drafter.taps)
-    return Lesson(target=target, drafter=drafter, store=store, training=training, held_out=held_out), config
+    lesson = Lesson(method=method, target=target, drafter=drafter, store=store, training=training, held_out=held_out)
+    return lesson, config, kept
+
+
+def _vocabulary_size(options: DistillOptions, of_target: int) -> int:
+    prunes = "--draft-vocab-size" in METHODS[options.method].options
+    return min(options.draft_vocabulary or DEFAULT_DRAFT_VOCABULARY, of_target) if prunes else of_target
 
 
 def _counted(on_progress: OnProgress, label: str, total: int) -> Callable[[int], None]:
@@ -227,12 +239,9 @@ def _counted(on_progress: OnProgress, label: str, total: int) -> Callable[[int],
 
 
 def _identity(pair: Resolution, options: DistillOptions, training: Sequence[Conversation]) -> str:
-    facts = [fingerprint(pair.target), asdict(options.shape), options.draft_vocabulary, [c.tokens for c in training]]
+    shape = [asdict(options.shape), options.draft_vocabulary]
+    facts = [options.method, fingerprint(pair.target), *shape, [c.tokens for c in training]]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def _kept(lesson: Lesson) -> torch.Tensor:
-    return torch.arange(len(lesson.drafter.offsets)) + lesson.drafter.offsets
 
 
 def _measured(
@@ -242,7 +251,7 @@ def _measured(
     if not prompts:
         return None
     on_stage("building the bundle with the draft")
-    bundle, depth = work / "draft-bundle", options.recipe.depth
+    bundle, depth = work / options.method / "bundle", options.recipe.depth
     build(
         model=model,
         draft_model_path=draft,

@@ -9,43 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
 from graphspec.architectures.target import DecoderTarget
 from graphspec.errors import CheckpointError, ConfigError
 
+from .batch import Batch, Hits, collate
 from .conversations import Conversation
 from .features import FeatureStore
-from .loss import Batch, Hits, batch_loss, collate
+from .method import Method
+from .recipe import Recipe
 
 _CHECKPOINT = "training.pt"
 _BUCKET = 16
 """Batches whose conversations are sorted by length together: little padding, still shuffled."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """Everything that decides a training besides its data."""
-
-    epochs: int = 4
-    batch_size: int = 4
-    """Conversations in a batch."""
-    depth: int = 4
-    """Unrolls: how far the drafter runs on its own outputs."""
-    decay: float = 0.8
-    """Weight of an unroll's loss, relative to the one before."""
-    learning_rate: float = 3e-4
-    warmup_share: float = 0.05
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    """Norm of the gradient."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.epochs, self.batch_size, self.depth) < 1:
-            raise ConfigError("--epochs, --batch-size and --depth must each be at least 1")
-        if not 0 < self.learning_rate < 1:
-            raise ConfigError(f"--learning-rate {self.learning_rate} must be above 0 and below 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +41,10 @@ class Progress:
 class Lesson:
     """What is trained, and on what."""
 
+    method: Method
     target: DecoderTarget
-    drafter: Eagle3Drafter
+    drafter: Any
+    """The method's."""
     store: FeatureStore
     training: Sequence[Conversation]
     held_out: Sequence[Conversation]
@@ -101,7 +80,9 @@ def train(
             continue
         if step == stop_after:
             return 0.0
-        value = _update(lesson, recipe, optimizer, batch(), learning_rate(recipe, step, steps))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(recipe, step, steps)
+        value = _update(lesson, recipe, optimizer, batch(), _drawing(recipe, step))
         loss = value if step == 0 else 0.95 * loss + 0.05 * value
         if (step + 1) % checkpoint_every == 0 or step + 1 == steps:
             state.save(lesson.drafter, optimizer, step + 1, loss)
@@ -116,7 +97,7 @@ def evaluate(lesson: Lesson, recipe: Recipe) -> float:
     with torch.no_grad():
         for start in range(0, len(lesson.held_out), recipe.batch_size):
             batch = _load(lesson.store, lesson.held_out[start : start + recipe.batch_size])
-            batch_loss(lesson.drafter, lesson.target, batch, depth=recipe.depth, decay=recipe.decay, hits=hits)
+            lesson.method.loss(lesson.drafter, lesson.target, batch, recipe, _drawing(recipe, start), hits=hits)
     return hits.tokens_per_step
 
 
@@ -129,16 +110,21 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     return recipe.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * share)))
 
 
-def _update(lesson: Lesson, recipe: Recipe, optimizer: torch.optim.Optimizer, batch: Batch, rate: float) -> float:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+def _update(
+    lesson: Lesson, recipe: Recipe, optimizer: torch.optim.Optimizer, batch: Batch, generator: torch.Generator
+) -> float:
     optimizer.zero_grad()
-    loss = batch_loss(lesson.drafter, lesson.target, batch, depth=recipe.depth, decay=recipe.decay)
+    loss = lesson.method.loss(lesson.drafter, lesson.target, batch, recipe, generator)
     if loss.requires_grad:
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(lesson.drafter.parameters(), recipe.clip)
         optimizer.step()
     return float(loss.detach())
+
+
+def _drawing(recipe: Recipe, step: int) -> torch.Generator:
+    """What a loss draws from at a step: the same whether or not the training was stopped before it."""
+    return torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
 
 
 def _batches(lesson: Lesson, recipe: Recipe) -> Iterator[Callable[[], Batch]]:
@@ -167,7 +153,7 @@ class _Checkpoint:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path, self._belongs_to = path, belongs_to
 
-    def restore(self, drafter: Eagle3Drafter, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
+    def restore(self, drafter: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
         """→ steps done and the loss then; 0 if there is no checkpoint."""
         if not self._path.exists():
             return 0, 0.0
@@ -186,7 +172,7 @@ class _Checkpoint:
         optimizer.load_state_dict(saved["optimizer"])
         return int(saved["step"]), float(saved["loss"])
 
-    def save(self, drafter: Eagle3Drafter, optimizer: torch.optim.Optimizer, step: int, loss: float) -> None:
+    def save(self, drafter: nn.Module, optimizer: torch.optim.Optimizer, step: int, loss: float) -> None:
         partial = self._path.with_suffix(".partial")
         torch.save(
             {

@@ -12,12 +12,15 @@ from torch import Tensor
 from graphspec.architectures.target import DecoderTarget
 from graphspec.building import resolve_pair
 from graphspec.checkpoints import open_checkpoint
+from graphspec.distill.batch import Hits, collate
 from graphspec.distill.conversations import Conversation
-from graphspec.distill.drafts import DraftShape, draft_config, new_drafter, save_draft, taps
 from graphspec.distill.features import FeatureStore, target_pass
-from graphspec.distill.loss import Hits, batch_loss, collate
-from graphspec.distill.training import Lesson, Progress, Recipe, evaluate, learning_rate, train
-from graphspec.distill.unroll import unroll
+from graphspec.distill.methods import METHODS
+from graphspec.distill.methods.eagle3.drafts import draft_config, new_drafter, save_draft, taps
+from graphspec.distill.methods.eagle3.loss import batch_loss
+from graphspec.distill.methods.eagle3.unroll import unroll
+from graphspec.distill.recipe import DraftShape, Recipe
+from graphspec.distill.training import Lesson, Progress, evaluate, learning_rate, train
 from graphspec.distill.vocabulary import choose_vocabulary
 from graphspec.errors import CheckpointError, ConfigError, UnsupportedError
 from graphspec.speculative_config import SpeculativeConfig
@@ -65,7 +68,14 @@ def new_lesson(chatty: Path, target: DecoderTarget, conversations: list[Conversa
     drafter = new_drafter(target, draft_config(checkpoint.config, DraftShape(), 64), kept, seed=3)
     store = FeatureStore(folder / "features", checkpoint, drafter.taps)
     store.compute(target, conversations, lambda _: None)
-    return Lesson(target=target, drafter=drafter, store=store, training=conversations[:10], held_out=conversations[10:])
+    return Lesson(
+        method=METHODS["eagle3"],
+        target=target,
+        drafter=drafter,
+        store=store,
+        training=conversations[:10],
+        held_out=conversations[10:],
+    )
 
 
 def weights(lesson: Lesson) -> dict[str, Tensor]:

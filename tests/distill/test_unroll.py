@@ -13,7 +13,7 @@ from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
 from graphspec.architectures.state import StateSpec
 from graphspec.architectures.step import FusedStep, StepInputs
 from graphspec.building import resolve_pair
-from graphspec.distill.unroll import unroll
+from graphspec.distill.methods.eagle3.unroll import unroll
 from graphspec.speculative_config import SpeculativeConfig
 
 K, CAPACITY = 4, 64

@@ -2,69 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
 from graphspec.architectures.target import DecoderTarget
+from graphspec.distill.batch import Batch, Hits
+from graphspec.distill.recipe import Recipe
 
-from .conversations import Conversation
-from .features import Features
 from .unroll import unroll
 
 
-class Batch(NamedTuple):
-    """Conversations side by side, padded behind."""
-
-    tokens: Tensor
-    """i64[B, N]."""
-    taps: Tensor
-    """f32[B, N, m · H]."""
-    final: Tensor
-    """f32[B, N, H]."""
-    anchors: Tensor
-    """bool[B, N]: positions p that serving drafts after: p+1 is a token of the answer."""
-    lengths: Tensor
-    """i64[B]."""
-
-
-@dataclass(slots=True)
-class Hits:
-    """Chains of drafts that went right so far, by unroll, and how many there were."""
-
-    right: list[float] = field(default_factory=list)
-    chains: list[int] = field(default_factory=list)
-
-    def add(self, step: int, right: float, chains: int) -> None:
-        """Counts one batch at one unroll."""
-        for counts in (self.right, self.chains):
-            counts.extend([0] * (step + 1 - len(counts)))
-        self.right[step] += right
-        self.chains[step] += chains
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Expected tokens of a step that verifies every unroll, the bonus included: an estimate, since it takes
-        every position of the answers for one where a step begins."""
-        return 1.0 + sum(right / chains for right, chains in zip(self.right, self.chains, strict=True) if chains)
-
-
-def collate(conversations: Sequence[Conversation], features: Sequence[Features]) -> Batch:
-    """A batch in float32."""
-    tokens, taps, final = (
-        torch.nn.utils.rnn.pad_sequence([f[part] for f in features], batch_first=True) for part in range(3)
-    )
-    lengths = torch.tensor([len(conversation.tokens) for conversation in conversations])
-    prompts = torch.tensor([len(conversation.prompt) for conversation in conversations])
-    positions = torch.arange(tokens.shape[1])
-    begun = positions >= prompts.unsqueeze(1) - 1
-    anchors = begun & (positions + 1 < lengths.unsqueeze(1))
-    return Batch(tokens, taps.float(), final.float(), anchors, lengths)
+def loss(
+    drafter: Eagle3Drafter,
+    target: DecoderTarget,
+    batch: Batch,
+    recipe: Recipe,
+    generator: torch.Generator,  # noqa: ARG001 - every position is taught
+    *,
+    hits: Hits | None = None,
+) -> Tensor:
+    """`batch_loss` as training asks for it."""
+    return batch_loss(drafter, target, batch, depth=recipe.depth, decay=recipe.decay, hits=hits)
 
 
 def batch_loss(

@@ -1,0 +1,113 @@
+"""A new EAGLE-3 head for a target, and its checkpoint in the layout that other servers read as well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphspec.architectures.blocks.decoder import DecoderConfig
+from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
+from graphspec.architectures.drafters.eagle3_loading import sources
+from graphspec.architectures.target import DecoderTarget
+from graphspec.distill.drafts import fill_randomly, same_heads, stored_tensors, write_draft
+from graphspec.distill.recipe import DraftShape
+from graphspec.distill.vocabulary import draft_to_target, target_to_draft
+from graphspec.errors import UnsupportedError
+
+_CARRIED = ("rope_theta", "rms_norm_eps", "max_position_embeddings", "bos_token_id", "eos_token_id")
+"""Config keys that a head has from its target; not the scaling of its rope (checkpoints.md §4.2)."""
+_FEWEST_LAYERS = 4
+
+
+def draft_config(target: Mapping[str, Any], shape: DraftShape, draft_vocabulary: int) -> dict[str, Any]:
+    """config.json of a one-layer head. Raises UnsupportedError for a target too shallow to be tapped."""
+    sizes = DecoderConfig.read(target)
+    if sizes.layers < _FEWEST_LAYERS:
+        raise UnsupportedError(
+            f"EAGLE-3 reads three layers, and a target of {sizes.layers} has too few between its ends"
+        )
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": sizes.hidden,
+        "intermediate_size": shape.intermediate or sizes.intermediate,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.heads or sizes.heads,
+        "num_key_value_heads": shape.kv_heads or sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "vocab_size": sizes.vocabulary,
+        "draft_vocab_size": draft_vocabulary,
+        "target_hidden_size": sizes.hidden,
+        "eagle_aux_hidden_state_layer_ids": list(taps(sizes.layers)),
+        "torch_dtype": "float16",
+        **{key: target[key] for key in _CARRIED if target.get(key) is not None},
+    }
+
+
+def taps(layers: int) -> tuple[int, int, int]:
+    """Layers whose input a head reads, as vLLM counts them. In a deep target those that every server takes when a
+    config names none; they would meet in a shallow one."""
+    usual = (2, layers // 2, layers - 3)
+    return usual if usual[0] < usual[1] < usual[2] else (1, layers // 2, layers - 1)
+
+
+def new_drafter(target: DecoderTarget, config: Mapping[str, Any], kept: Tensor, *, seed: int) -> Eagle3Drafter:
+    """A head that begins as a copy of the target's end: its last layer where the sizes agree, its norm, and the
+    rows of its head for the tokens i64[Vd] `kept`. The rest is small and random."""
+    drafter = Eagle3Drafter(
+        DecoderConfig.read(config),
+        taps=tuple(config["eagle_aux_hidden_state_layer_ids"]),
+        target_hidden=target.config.hidden,
+        draft_vocabulary=len(kept),
+        own_embedding=False,
+        pruned=True,
+        tap_norms=False,
+        norm_before_fc=False,
+        norm_before_residual=False,
+        norm_output=False,
+        fc_bias=False,
+        num_draft_tokens=1,
+        capacity=target.capacity,
+    )
+    drafter.offsets = draft_to_target(kept)
+    fill_randomly(drafter, torch.Generator().manual_seed(seed))
+    _copy_end(target, drafter, kept)
+    return drafter
+
+
+def save_draft(folder: Path, drafter: Eagle3Drafter, config: Mapping[str, Any]) -> None:
+    """config.json and model.safetensors in float16, under the names of SafeAILab's heads."""
+    tensors = {_published(name): tensor for name, tensor in stored_tensors(drafter, sources(drafter)).items()}
+    kept = torch.arange(len(drafter.offsets)) + drafter.offsets
+    tensors["d2t"], tensors["t2d"] = drafter.offsets, target_to_draft(kept, drafter.config.vocabulary)
+    write_draft(folder, tensors, config)
+
+
+def _published(name: str) -> str:
+    return name.replace("layers.0.", "midlayer.", 1)
+
+
+def _copy_end(target: DecoderTarget, drafter: Eagle3Drafter, kept: Tensor) -> None:
+    assert drafter.head is not None
+    last = list(target.layers)[-1]
+    with torch.no_grad():
+        drafter.norm.weight.copy_(target.norm.weight)
+        head = target.embedding.weight if target.head is None else target.head.weight
+        drafter.head.weight.copy_(head[kept])
+        drafter.fc.weight[:, -target.config.hidden :].add_(torch.eye(target.config.hidden))
+        drafter.first.mlp_norm.weight.copy_(last.mlp_norm.weight)
+        if drafter.config.intermediate == target.config.intermediate:
+            drafter.first.mlp.gate_up.weight.copy_(last.mlp.gate_up.weight)
+            drafter.first.mlp.down.weight.copy_(last.mlp.down.weight)
+        if same_heads(drafter.first.attention, last.attention):
+            assert last.input_norm is not None
+            drafter.first.hidden_norm.weight.copy_(last.input_norm.weight)
+            drafter.first.attention.qkv.weight[:, target.config.hidden :] = last.attention.qkv.weight
+            drafter.first.attention.output.weight.copy_(last.attention.output.weight)

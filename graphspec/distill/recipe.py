@@ -1,0 +1,41 @@
+"""What decides a draft besides its target and its data. None: the method's, or the target's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphspec.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftShape:
+    """Sizes of a draft that its target does not decide; None: the target's."""
+
+    intermediate: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Everything that decides a training besides its data."""
+
+    epochs: int = 4
+    batch_size: int = 4
+    """Conversations in a batch."""
+    depth: int = 4
+    """Drafts in a row that are trained: EAGLE-3's unrolls, a block's masks."""
+    decay: float = 0.8
+    """Weight of a draft's loss, relative to the one before."""
+    learning_rate: float = 3e-4
+    warmup_share: float = 0.05
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    """Norm of the gradient."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.epochs, self.batch_size, self.depth) < 1:
+            raise ConfigError("--epochs, --batch-size and --depth must each be at least 1")
+        if not 0 < self.learning_rate < 1:
+            raise ConfigError(f"--learning-rate {self.learning_rate} must be above 0 and below 1")
