@@ -58,6 +58,10 @@ class TargetKind:
     """`load(checkpoint, capacity=…) -> target module` with weights; imports torch when called."""
 
 
+def _any_number(_draft: Facts) -> None:
+    return None
+
+
 def _none(_target: Facts, _draft: Facts) -> Sequence[str]:
     return ()
 
@@ -76,11 +80,14 @@ class DrafterKind:
     """Whether it needs --draft-model-path."""
     matches: Callable[[Facts, Facts], bool]
     """`matches(target, draft)`: whether a draft checkpoint is of this kind. Not called without a draft."""
-    default_num_speculative_tokens: int
-    """K when neither the user nor the draft checkpoint names one."""
+    default_num_speculative_tokens: int | None
+    """K when neither the user nor the draft checkpoint names one; None: the draft was trained for one K."""
     load: Callable[..., Any]
     """`load(target_module, draft_checkpoint | None, num_draft_tokens, config) -> drafter module`; one whose
     `draft_is_target` takes a fifth argument, the draft's TargetKind."""
+    trained_num_speculative_tokens: Callable[[Facts], int | None] = _any_number
+    """`trained_num_speculative_tokens(draft)`: the only K that this draft can propose; None: any. A block's tokens
+    see each other, so a shorter block is another one."""
     misfits: Callable[[Facts, Facts], Sequence[str]] = _none
     """`misfits(target, draft)`: why a draft of this kind does not belong to the target, a sentence each."""
     draft_is_target: bool = False

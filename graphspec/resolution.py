@@ -17,7 +17,7 @@ from graphspec.detection import (
     looks_like_draft,
     mapping,
 )
-from graphspec.errors import ResolutionError
+from graphspec.errors import ConfigError, ResolutionError
 from graphspec.registry import find, target_kind
 from graphspec.speculative_config import SpeculativeConfig
 from graphspec.vocabularies import vocabulary_misfits
@@ -47,8 +47,20 @@ def resolve(
     return Resolution(architecture=architecture, target=target, draft=draft, draft_kind=kind)
 
 
-def default_num_draft_tokens(resolution: Resolution) -> int:
-    """K when the user names none: what a speculators draft proposes, else the drafter's default."""
+def trained_num_draft_tokens(resolution: Resolution) -> int | None:
+    """The only K that the draft can propose; None: any."""
+    draft = resolution.draft
+    if draft is None:
+        return None
+    facts = Facts(config=draft.config, tensors=draft.tensors)
+    return resolution.architecture.drafter.trained_num_speculative_tokens(facts)
+
+
+def default_num_draft_tokens(resolution: Resolution) -> int | None:
+    """K when the user names none: the only one there is, what a speculators draft proposes, else the drafter's
+    default."""
+    if (trained := trained_num_draft_tokens(resolution)) is not None:
+        return trained
     draft = resolution.draft
     speculators = mapping(draft.config.get("speculators_config")) if draft else {}
     methods = speculators.get("proposal_methods")
@@ -66,6 +78,13 @@ def complete_config(config: SpeculativeConfig, resolution: Resolution) -> Specul
         values["speculative_method"] = resolution.architecture.methods[0]
     if not config.names_draft_width:
         values["num_speculative_tokens"] = default_num_draft_tokens(resolution)
+    trained, chosen = trained_num_draft_tokens(resolution), values["num_speculative_tokens"]
+    if trained is not None and chosen != trained:
+        assert resolution.draft is not None
+        raise ConfigError(
+            f"num_speculative_tokens {chosen}: draft '{resolution.draft.name}' was trained to propose {trained} tokens "
+            f"at once, and a shorter or longer block is another draft; drop it, and name fewer --widths to verify fewer"
+        )
     return SpeculativeConfig.parse(values)
 
 

@@ -13,7 +13,8 @@ from graphspec.checkpoints import Checkpoint
 from graphspec.detection import classify_draft
 from graphspec.speculative_config import DEFAULT_NUM_SPECULATIVE_TOKENS, SpeculativeConfig
 
-from .fit import eagle3_misfits, eagle_misfits, standalone_misfits
+from .dflash_config import block_size
+from .fit import dflash_misfits, eagle3_misfits, eagle_misfits, standalone_misfits
 
 
 def declare(
@@ -43,6 +44,12 @@ def _load_eagle3(target: Any, draft: Checkpoint, num_draft_tokens: int, config: 
     return load_drafter(target, draft, num_draft_tokens, config)
 
 
+def _load_dflash(target: Any, draft: Checkpoint, num_draft_tokens: int, config: SpeculativeConfig) -> Any:
+    from .dflash_loading import load_drafter
+
+    return load_drafter(target, draft, num_draft_tokens, config)
+
+
 def _load_standalone(
     target: Any, draft: Checkpoint, num_draft_tokens: int, config: SpeculativeConfig, kind: TargetKind | None = None
 ) -> Any:
@@ -55,6 +62,12 @@ def _load_ngram(target: Any, draft: None, num_draft_tokens: int, config: Specula
     from .ngram import load_drafter
 
     return load_drafter(target, draft, num_draft_tokens, config)
+
+
+def _drafts_in_a_block(draft: Facts) -> int | None:
+    """All of a block but the pending token (checkpoints.md §1.5)."""
+    size = block_size(draft.config)
+    return None if size is None else size - 1
 
 
 def _no_draft(_target: Facts, _draft: Facts) -> bool:
@@ -81,6 +94,17 @@ EAGLE3 = DrafterKind(
     default_num_speculative_tokens=DEFAULT_NUM_SPECULATIVE_TOKENS["eagle3"],
     load=_load_eagle3,
     misfits=eagle3_misfits,
+)
+DFLASH = DrafterKind(
+    name="dflash",
+    label="Dflash",
+    methods=("dflash",),
+    draft_checkpoint=True,
+    matches=classified_as("dflash"),
+    default_num_speculative_tokens=None,
+    trained_num_speculative_tokens=_drafts_in_a_block,
+    load=_load_dflash,
+    misfits=dflash_misfits,
 )
 STANDALONE = DrafterKind(
     name="standalone",

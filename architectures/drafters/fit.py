@@ -19,6 +19,10 @@ from graphspec.detection import (
     target_body,
     verifier_architecture,
 )
+from graphspec.errors import CheckpointError
+from graphspec.speculative_config import LONGEST_DRAFT
+
+from .dflash_config import BLOCK_FIELD, MASK_FIELD, block_size, entered_layers, mask_token, tap_field
 
 LEAST_LAYERS = 7
 """Of a target, so that an EAGLE-3 head's usual taps, 2, L//2 and L - 3, are three layers in ascending order."""
@@ -51,6 +55,19 @@ def eagle3_misfits(target: Facts, draft: Facts) -> Sequence[str]:
     if stated and hidden and stated != hidden:
         problems.append(f"it was trained for hidden size {stated} and the target's is {hidden}")
     return problems
+
+
+def dflash_misfits(target: Facts, draft: Facts) -> Sequence[str]:
+    """A DFlash draft reads several target layers, and says how long its blocks are and what stands for a mask."""
+    shapes = plain_names(draft)
+    problems = [*_other_verifier(target, draft), *_other_vocabulary(target, draft)]
+    problems += _wrong_draft_vocabulary(target, draft)
+    if "embed_tokens.weight" not in shapes or "lm_head.weight" not in shapes:
+        problems += _other_hidden(target, draft)
+    try:
+        return [*problems, *_wrong_block(target, draft)]
+    except CheckpointError as error:  # a value of another kind
+        return [*problems, f"its {error}"]
 
 
 def standalone_misfits(target: Facts, draft: Facts) -> Sequence[str]:
@@ -129,6 +146,34 @@ def _wrong_taps(target: Facts, draft: Facts) -> Iterator[str]:
         yield f"its {TAP_FIELD} names a layer twice: {ids}"
     if wrong := [tap for tap in ids or () if not (isinstance(tap, int) and 0 <= tap <= layers)]:
         yield f"its {TAP_FIELD} names {wrong}, and the target has {layers} layers: 0 to {layers} are possible"
+
+
+def _wrong_block(target: Facts, draft: Facts) -> Iterator[str]:
+    size, mask = block_size(draft.config), mask_token(draft.config)
+    vocabulary = number(target_body(target.config), "vocab_size")
+    if size is None:
+        yield f"its config does not say how many tokens a block has ({BLOCK_FIELD})"
+    elif not 2 <= size <= LONGEST_DRAFT + 1:
+        yield f"its blocks have {size} tokens ({BLOCK_FIELD}): 2 to {LONGEST_DRAFT + 1} are possible"
+    if mask is None:
+        yield f"its config does not say which token stands for a mask ({MASK_FIELD})"
+    elif vocabulary and mask >= vocabulary:
+        yield f"its {MASK_FIELD} is {mask} and the target's vocabulary ends at {vocabulary - 1}"
+    layers, hidden = (number(target_body(target.config), key) for key in ("num_hidden_layers", "hidden_size"))
+    own_layers, fc = number(draft_body(draft.config), "num_hidden_layers"), plain_names(draft).get("fc.weight")
+    if fc is None or len(fc) != 2:
+        yield "it has no fc.weight that joins target layers"
+        return
+    if not layers or not hidden or not own_layers:
+        return
+    taps, field = entered_layers(draft.config, target_layers=layers, draft_layers=own_layers), tap_field(draft.config)
+    if fc[1] != len(taps) * hidden:
+        yield (
+            f"its fc reads {fc[1]} values, and the {len(taps)} layers it reads ({field}) of a target of hidden size "
+            f"{hidden} give {len(taps) * hidden}"
+        )
+    if wrong := [tap for tap in taps if not 0 <= tap <= layers]:
+        yield f"it reads what enters layers {wrong} ({field}), and the target has {layers} layers"
 
 
 def _rows(draft: Facts, name: str) -> int | None:

@@ -26,6 +26,11 @@ def body(draft: Checkpoint) -> Mapping[str, Any]:
     return draft.config
 
 
+def is_speculators(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is in the layout of speculators."""
+    return config.get("speculators_model_type") is not None
+
+
 def stated(draft: Checkpoint, *keys: str) -> bool | None:
     """Whether any of these switches is on, wherever the config has them; None if it has none of them.
 

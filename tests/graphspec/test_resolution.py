@@ -238,7 +238,7 @@ def test_a_draft_given_as_the_target_is_told_apart() -> None:
             {"architectures": ["DFlashDraftModel"], "dflash_config": {"projector_type": "domino"}},
             "recognised as a Domino draft",
         ),
-        ({"architectures": ["DFlashDraftModel"]}, "recognised as a DFlash draft"),
+        ({"architectures": ["DFlash2DraftModel"]}, "recognised as a DFlash2 draft"),
         ({"architectures": ["Gemma4AssistantForCausalLM"]}, "recognised as a Gemma 4 assistant"),
         ({"medusa_num_heads": 3}, "recognised as Medusa heads"),
         ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "EAGLE-3 head with latent attention"),

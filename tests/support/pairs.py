@@ -12,6 +12,7 @@ from typing import Literal
 
 import pytest
 import tiny
+import tiny_dflash
 import torch
 from fake_device import FakeCompiler
 from gpu import gpu_backend
@@ -37,7 +38,7 @@ NAMES = tuple(
     f"Unified{drafter}{target}ForCausalLM"
     for target in ("Llama3", "Qwen3")
     for drafter in ("Eagle", "Eagle3", "Standalone", "Ngram")
-)
+) + tuple(f"UnifiedDflash{target}ForCausalLM" for target in ("Llama3", "Qwen3"))
 FORCED = "UnifiedForcedLlama3ForCausalLM"
 """Drafts what a test tells it to (forced.py)."""
 
@@ -167,6 +168,13 @@ class Pairs:
             return tiny.save_eagle(path)  # it proposes with the target's head
         if drafter == "Eagle3":
             return _make_frequent(tiny.save_eagle3(path, eagle_aux_hidden_state_layer_ids=[1, 2, LAYERS]))
+        if drafter == "Dflash":
+            head = {name: tiny.eagle3_tensors()[name] for name in ("lm_head.weight", "d2t", "t2d")}
+            block = {"mask_token_id": tiny_dflash.MASK, "target_layer_ids": [0, LAYERS - 1]}
+            tensors = tiny_dflash.dflash_tensors() | head
+            return _make_frequent(
+                tiny_dflash.save_dflash(path, tensors, draft_vocab_size=tiny.PRUNED, dflash_config=block)
+            )
         if drafter == "Standalone":
             return _make_frequent(tiny.save_llama(path, seed=7, layers=2))
         return None
