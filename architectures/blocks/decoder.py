@@ -221,15 +221,15 @@ class DecoderLayer(nn.Module):
         self.mlp = Mlp(config)
 
     def forward(self, x: Tensor, window: Window, cache: LayerCache) -> tuple[Tensor, LayerCache]:
-        mixed, cache = self.attention(self._normed(x), window, cache)
-        return self._feed_forward(x + mixed), cache
+        mixed, cache = self.attention(self.normed(x), window, cache)
+        return self.feed_forward(x + mixed), cache
 
     def draft(
         self, x: Tensor, window: Window, cache: LayerCache, drafted: LayerCache | None
     ) -> tuple[Tensor, LayerCache]:
         """As Attention.draft: one token, nothing written."""
-        mixed, drafted = self.attention.draft(self._normed(x), window, cache, drafted)
-        return self._feed_forward(x + mixed), drafted
+        mixed, drafted = self.attention.draft(self.normed(x), window, cache, drafted)
+        return self.feed_forward(x + mixed), drafted
 
     def foldable(self) -> Iterator[Fold]:
         """Where scales can move without changing what the layer computes."""
@@ -239,10 +239,12 @@ class DecoderLayer(nn.Module):
         gate_up = self.mlp.gate_up  # its second half: down reads silu(gate) · up
         yield Fold(self.mlp.down, (gate_up.weight,) if gate_up.bias is None else (gate_up.weight, gate_up.bias))
 
-    def _normed(self, x: Tensor) -> Tensor:
+    def normed(self, x: Tensor) -> Tensor:
+        """What attention reads."""
         return x if self.input_norm is None else self.input_norm(x)
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """What follows attention and its residual."""
         return x + self.mlp(self.mlp_norm(x))
 
 

@@ -43,7 +43,7 @@ class BlockLayer(DecoderLayer):
     ) -> tuple[Tensor, LayerCache]:
         """x [B, R, H] → [B, R, H]; the keys and values of context [B, T, H] are written, those of x are not."""
         rows = x.shape[1]
-        q, k, v = self.attention.project(torch.cat((self._normed(x), context), dim=1), at.cos, at.sin)
+        q, k, v = self.attention.project(torch.cat((self.normed(x), context), dim=1), at.cos, at.sin)
         cache = LayerCache(
             ops.write_cache(cache.keys, k[:, :, rows:], at.start),
             ops.write_cache(cache.values, v[:, :, rows:], at.start),
@@ -57,7 +57,7 @@ class BlockLayer(DecoderLayer):
             v[:, :, :rows],
             self.attention.scale,
         )
-        return self._feed_forward(x + self.attention.output(mixed)), cache
+        return self.feed_forward(x + self.attention.output(mixed)), cache
 
 
 class BlockLayers(nn.ModuleList):

@@ -24,7 +24,7 @@ def distill(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DRAFT_DIR", help="Where the draft goes.")],
     method: Annotated[
         str,
-        typer.Option("--method", metavar="eagle3|eagle|dflash|medusa", help="What kind of draft; only eagle3 so far."),
+        typer.Option("--method", metavar="eagle3|dflash|eagle|medusa", help="What kind of draft; two of them not yet."),
     ] = "eagle3",
     data: Annotated[
         Path | None,
@@ -46,6 +46,13 @@ def distill(
     ] = None,
     draft_intermediate_size: Annotated[
         int | None, typer.Option("--draft-intermediate-size", min=1, metavar="N", help="Else the target's.")
+    ] = None,
+    draft_layers: Annotated[
+        int | None, typer.Option("--draft-layers", min=1, metavar="N", help="dflash: layers of the draft; else 2.")
+    ] = None,
+    anchors: Annotated[
+        int | None,
+        typer.Option("--anchors", min=1, metavar="N", help="dflash: blocks taught of a text and epoch; else 64."),
     ] = None,
     depth: Annotated[
         int, typer.Option("--depth", min=1, metavar="K", help="Drafts in a row that it is trained and measured for.")
@@ -83,7 +90,14 @@ def distill(
     from graphspec.distill.recipe import DraftShape, Recipe
     from graphspec.distill.synthesis import Synthesis
 
-    recipe = Recipe(epochs=epochs, batch_size=batch_size, depth=depth, learning_rate=learning_rate, seed=seed)
+    recipe = Recipe(
+        epochs=epochs,
+        batch_size=batch_size,
+        depth=depth,
+        learning_rate=learning_rate,
+        seed=seed,
+        anchors=anchors,
+    )
     options = DistillOptions(
         method=method,
         data=data,
@@ -91,7 +105,7 @@ def distill(
         draft_vocabulary=draft_vocab_size,
         held_out_share=held_out_share,
         measured_prompts=measured_prompts,
-        shape=DraftShape(intermediate=draft_intermediate_size),
+        shape=DraftShape(intermediate=draft_intermediate_size, layers=draft_layers),
         recipe=recipe,
         synthesis=Synthesis(count=0, most_answer_tokens=max_new_tokens),
         max_length=max_length,

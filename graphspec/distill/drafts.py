@@ -13,6 +13,23 @@ from torch import Tensor, nn
 
 from graphspec.architectures.blocks.decoder import Attention
 from graphspec.architectures.weights import Source
+from graphspec.errors import UnsupportedError
+
+CARRIED = ("rope_theta", "rms_norm_eps", "max_position_embeddings", "bos_token_id", "eos_token_id")
+"""Config keys that a draft has from its target; not the scaling of its rope (checkpoints.md §4.2)."""
+_FEWEST_LAYERS = 4
+
+
+def taps(layers: int, *, reader: str) -> tuple[int, int, int]:
+    """Layers whose input a draft reads, as vLLM counts them. In a deep target those that every server takes when an
+    EAGLE-3 config names none; they would meet in a shallow one. Methods that read the same share features.
+
+    Raises UnsupportedError, naming `reader`, for a target too shallow.
+    """
+    if layers < _FEWEST_LAYERS:
+        raise UnsupportedError(f"{reader} reads three layers, and a target of {layers} has too few between its ends")
+    usual = (2, layers // 2, layers - 3)
+    return usual if usual[0] < usual[1] < usual[2] else (1, layers // 2, layers - 1)
 
 
 def fill_randomly(drafter: nn.Module, generator: torch.Generator) -> None:

@@ -69,6 +69,8 @@ class DistillOptions:
             {
                 "--draft-vocab-size": self.draft_vocabulary,
                 "--draft-intermediate-size": self.shape.intermediate,
+                "--draft-layers": self.shape.layers,
+                "--anchors": self.recipe.anchors,
                 "heads": self.shape.heads,
                 "kv_heads": self.shape.kv_heads,
             }

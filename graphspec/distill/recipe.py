@@ -14,6 +14,8 @@ class DraftShape:
     intermediate: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
+    layers: int | None = None
+    """None: the method's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +35,13 @@ class Recipe:
     clip: float = 1.0
     """Norm of the gradient."""
     seed: int = 0
+    anchors: int | None = None
+    """Blocks taught of a conversation, each epoch others; None: the method's."""
 
     def __post_init__(self) -> None:
         if min(self.epochs, self.batch_size, self.depth) < 1:
             raise ConfigError("--epochs, --batch-size and --depth must each be at least 1")
+        if self.anchors is not None and self.anchors < 1:
+            raise ConfigError("--anchors must be at least 1")
         if not 0 < self.learning_rate < 1:
             raise ConfigError(f"--learning-rate {self.learning_rate} must be above 0 and below 1")

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from graphspec.architectures.target import DecoderTarget
+    from graphspec.distill.conversations import Conversation
 
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
@@ -29,3 +34,25 @@ def chatty_bundle(chatty: Path) -> Path:
     out = chatty.parent / "bundle"
     build(model=chatty, out=out, encoding="float32", num_speculative_tokens=1, max_length=200, max_batch_size=4)
     return out
+
+
+@pytest.fixture(scope="session")
+def target(chatty: Path) -> DecoderTarget:
+    """It, loaded."""
+    import torch
+    from lessons import CAPACITY
+
+    from graphspec.building import resolve_pair
+
+    torch.set_num_threads(1)
+    pair = resolve_pair(chatty)
+    loaded: DecoderTarget = pair.architecture.target.load(pair.target, capacity=CAPACITY)
+    return loaded
+
+
+@pytest.fixture(scope="session")
+def conversations(target: DecoderTarget) -> list[Conversation]:
+    """What it says."""
+    from lessons import answered_prompts
+
+    return answered_prompts(target)

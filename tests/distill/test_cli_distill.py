@@ -76,6 +76,27 @@ def test_a_repeated_command_does_nothing_twice(draft: Path, chatty: Path, capsys
 
 
 @pytest.mark.slow
+def test_another_method_is_trained_on_the_same_conversations(
+    draft: Path, chatty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work, out = draft.with_name("draft.work"), tmp_path / "block"
+    before = (work / "eagle3" / "training.pt").read_bytes()
+    options = ["--work-dir", str(work), "--method", "dflash", "--draft-layers", "1", "--anchors", "4"]
+    assert main(command(chatty, out, *options)) == 0
+    said = capsys.readouterr().err
+    assert "conversations" not in said
+    assert len(list((work / "features").iterdir())) == 1  # both read the same layers
+    assert (work / "eagle3" / "training.pt").read_bytes() == before
+    record = json.loads((out / "distill.json").read_text())
+    assert (record["method"], record["measured"]["width"]) == ("dflash", 2)
+    config = json.loads((out / "config.json").read_text())
+    assert (config["speculators_model_type"], config["block_size"], config["draft_vocab_size"]) == ("dflash", 3, 48)
+    tensors = load_file(out / "model.safetensors")
+    assert tensors["lm_head.weight"].shape == (48, 64)
+    assert "layers.0.self_attn.k_norm.weight" in tensors
+
+
+@pytest.mark.slow
 def test_a_draft_that_is_there_is_not_overwritten(
     draft: Path, chatty: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,8 +117,14 @@ def test_conversations_of_another_plan_are_not_mixed_in(
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["--self-synthesize", "4", "--method", "dflash"], 1, "drafts for 'dflash' cannot be trained in this version"),
-        (["--self-synthesize", "4", "--method", "nonsense"], 1, "is not known; use eagle3"),
+        (["--self-synthesize", "4", "--method", "medusa"], 1, "drafts for 'medusa' cannot be trained in this version"),
+        (["--self-synthesize", "4", "--method", "nonsense"], 1, "is not known; use eagle3 or dflash"),
+        (
+            ["--self-synthesize", "4", "--draft-layers", "2"],
+            1,
+            "--draft-layers cannot be set for drafts of --method eagle3",
+        ),
+        (["--self-synthesize", "4", "--anchors", "9"], 1, "--anchors cannot be set for drafts of --method eagle3"),
         (["--self-synthesize", "4", "--held-out-share", "1"], 1, "--held-out-share 1.0 must be"),
         (["--self-synthesize", "4", "--learning-rate", "2"], 1, "--learning-rate 2.0 must be"),
         ([], 2, "one of the two"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import lessons
 import pytest
 import torch
+from lessons import RECIPE
 from torch import Tensor
 
 from graphspec.architectures.target import DecoderTarget
@@ -14,47 +16,14 @@ from graphspec.building import resolve_pair
 from graphspec.checkpoints import open_checkpoint
 from graphspec.distill.batch import Hits, collate
 from graphspec.distill.conversations import Conversation
-from graphspec.distill.features import FeatureStore, target_pass
-from graphspec.distill.methods import METHODS
-from graphspec.distill.methods.eagle3.drafts import draft_config, new_drafter, save_draft, taps
+from graphspec.distill.drafts import taps
+from graphspec.distill.methods.eagle3.drafts import draft_config, save_draft
 from graphspec.distill.methods.eagle3.loss import batch_loss
 from graphspec.distill.methods.eagle3.unroll import unroll
 from graphspec.distill.recipe import DraftShape, Recipe
 from graphspec.distill.training import Lesson, Progress, evaluate, learning_rate, train
-from graphspec.distill.vocabulary import choose_vocabulary
 from graphspec.errors import CheckpointError, ConfigError, UnsupportedError
 from graphspec.speculative_config import SpeculativeConfig
-
-RECIPE = Recipe(epochs=3, batch_size=2, depth=3, learning_rate=3e-3, seed=1)
-CAPACITY = 96
-
-
-@pytest.fixture(scope="module")
-def target(chatty: Path) -> DecoderTarget:
-    torch.set_num_threads(1)
-    pair = resolve_pair(chatty)
-    loaded: DecoderTarget = pair.architecture.target.load(pair.target, capacity=CAPACITY)
-    return loaded
-
-
-@pytest.fixture(scope="module")
-def conversations(target: DecoderTarget) -> list[Conversation]:
-    """Prompts at random, and what the target says to them."""
-    generator = torch.Generator().manual_seed(0)
-    made = []
-    for index in range(14):
-        prompt = torch.randint(0, 128, (5 + index % 4,), generator=generator).tolist()
-        answer: list[int] = []
-        for _ in range(12 + index % 3):
-            asked = conversation(index, prompt, [*answer, 0])
-            (features,) = target_pass(target, [asked], (0,))
-            answer.append(int(target.logits(features.final[None, -2:-1].float()).argmax()))
-        made.append(conversation(index, prompt, answer))
-    return made
-
-
-def conversation(index: int, prompt: list[int], answer: list[int]) -> Conversation:
-    return Conversation(index=index, seed=0, temperature=0.0, category="", prompt=tuple(prompt), answer=tuple(answer))
 
 
 @pytest.fixture
@@ -63,19 +32,7 @@ def lesson(chatty: Path, target: DecoderTarget, conversations: list[Conversation
 
 
 def new_lesson(chatty: Path, target: DecoderTarget, conversations: list[Conversation], folder: Path) -> Lesson:
-    checkpoint = open_checkpoint(chatty)
-    kept = choose_vocabulary(conversations, 64, 128)
-    drafter = new_drafter(target, draft_config(checkpoint.config, DraftShape(), 64), kept, seed=3)
-    store = FeatureStore(folder / "features", checkpoint, drafter.taps)
-    store.compute(target, conversations, lambda _: None)
-    return Lesson(
-        method=METHODS["eagle3"],
-        target=target,
-        drafter=drafter,
-        store=store,
-        training=conversations[:10],
-        held_out=conversations[10:],
-    )
+    return lessons.new_lesson("eagle3", chatty, target, conversations, folder)
 
 
 def weights(lesson: Lesson) -> dict[str, Tensor]:
@@ -220,7 +177,7 @@ def test_only_tokens_of_the_answer_behind_its_first_are_drafted(lesson: Lesson) 
 
 @pytest.mark.parametrize(("layers", "read"), [(30, (2, 15, 27)), (7, (2, 3, 4)), (6, (1, 3, 5)), (4, (1, 2, 3))])
 def test_three_different_layers_are_read(layers: int, read: tuple[int, ...]) -> None:
-    assert taps(layers) == read
+    assert taps(layers, reader="EAGLE-3") == read
 
 
 def test_a_target_of_three_layers_is_refused(chatty: Path) -> None:

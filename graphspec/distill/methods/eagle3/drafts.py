@@ -13,23 +13,15 @@ from graphspec.architectures.blocks.decoder import DecoderConfig
 from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
 from graphspec.architectures.drafters.eagle3_loading import sources
 from graphspec.architectures.target import DecoderTarget
-from graphspec.distill.drafts import fill_randomly, same_heads, stored_tensors, write_draft
+from graphspec.distill.drafts import CARRIED, fill_randomly, same_heads, stored_tensors, taps, write_draft
 from graphspec.distill.recipe import DraftShape
 from graphspec.distill.vocabulary import draft_to_target, target_to_draft
-from graphspec.errors import UnsupportedError
-
-_CARRIED = ("rope_theta", "rms_norm_eps", "max_position_embeddings", "bos_token_id", "eos_token_id")
-"""Config keys that a head has from its target; not the scaling of its rope (checkpoints.md §4.2)."""
-_FEWEST_LAYERS = 4
 
 
 def draft_config(target: Mapping[str, Any], shape: DraftShape, draft_vocabulary: int) -> dict[str, Any]:
     """config.json of a one-layer head. Raises UnsupportedError for a target too shallow to be tapped."""
     sizes = DecoderConfig.read(target)
-    if sizes.layers < _FEWEST_LAYERS:
-        raise UnsupportedError(
-            f"EAGLE-3 reads three layers, and a target of {sizes.layers} has too few between its ends"
-        )
+    read = taps(sizes.layers, reader="EAGLE-3")
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -45,17 +37,10 @@ def draft_config(target: Mapping[str, Any], shape: DraftShape, draft_vocabulary:
         "vocab_size": sizes.vocabulary,
         "draft_vocab_size": draft_vocabulary,
         "target_hidden_size": sizes.hidden,
-        "eagle_aux_hidden_state_layer_ids": list(taps(sizes.layers)),
+        "eagle_aux_hidden_state_layer_ids": list(read),
         "torch_dtype": "float16",
-        **{key: target[key] for key in _CARRIED if target.get(key) is not None},
+        **{key: target[key] for key in CARRIED if target.get(key) is not None},
     }
-
-
-def taps(layers: int) -> tuple[int, int, int]:
-    """Layers whose input a head reads, as vLLM counts them. In a deep target those that every server takes when a
-    config names none; they would meet in a shallow one."""
-    usual = (2, layers // 2, layers - 3)
-    return usual if usual[0] < usual[1] < usual[2] else (1, layers // 2, layers - 1)
 
 
 def new_drafter(target: DecoderTarget, config: Mapping[str, Any], kept: Tensor, *, seed: int) -> Eagle3Drafter:
