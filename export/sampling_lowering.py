@@ -1,7 +1,7 @@
 """Sample (architectures/sampling.py) in operators that ONNX Runtime runs fast on a CPU.
 
 Greedy steps must not pay for sampling, so it sits in an If. Sorting a whole vocabulary costs more than a
-layer, so the thresholds come from the CANDIDATES most probable tokens, and from a full sort only if a row's
+layer, so the thresholds come from the CANDIDATES most probable tokens, and from a full sort only in the rows whose
 filters reach beyond them; both give the same bits, since the candidates are a prefix of the sorted vocabulary.
 """
 
@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from .builder import Builder
 
-CANDIDATES = 1024
+CANDIDATES = 256
 
 
 def lower_sample(builder: Builder, inputs: list[ir.Value], vocabulary: int) -> ir.Value:
@@ -53,25 +53,68 @@ def _draw(builder: Builder, inputs: list[ir.Value], greedy: ir.Value, vocabulary
 def _threshold(
     builder: Builder, probabilities: ir.Value, filters: list[ir.Value], hot: ir.Value, vocabulary: int
 ) -> ir.Value:
+    """f32[B, R, 1]. Nothing is sorted where no row that is drawn asks for top-k or top-p."""
+    op, const = builder.op, builder.constant
+    top_k, top_p, min_p = filters  # [B, 1, 1]
+    drawn = op("Unsqueeze", [hot, const([1, 2])])
+    asks = op("And", [drawn, op("Or", [op("Greater", [top_k, const([0])]), op("Less", [top_p, const(1.0)])])])
+    condition = _any(builder, asks)
+    outside = builder.take_nodes()
+
+    ranked = _ranked(builder, probabilities, filters, drawn, vocabulary)
+    by_order = builder.branch("by_order", [ranked], builder.take_nodes())
+    ratio = op("Mul", [min_p, op("ReduceMax", [probabilities, const([-1])], keepdims=1)])
+    by_ratio = builder.branch("by_ratio", [ratio], builder.take_nodes())
+
+    builder.adopt(outside)
+    return op("If", [condition], then_branch=by_order, else_branch=by_ratio)
+
+
+def _ranked(
+    builder: Builder, probabilities: ir.Value, filters: list[ir.Value], drawn: ir.Value, vocabulary: int
+) -> ir.Value:
+    """The threshold from the candidates, and from the whole vocabulary in the rows they do not decide."""
     if vocabulary <= CANDIDATES:
         return _from_sorted(builder, *_sorted(builder, probabilities, vocabulary), filters, vocabulary)
     op = builder.op
     ordered, mass = _sorted(builder, probabilities, CANDIDATES)
     by_rank = _by_rank(builder, ordered, filters[0], CANDIDATES)
-    beyond = op(
-        "And", [_beyond(builder, ordered, mass, by_rank, filters), op("Unsqueeze", [hot, builder.constant([1, 2])])]
-    )
-    any_beyond = op("ReduceMax", [op("Cast", [beyond], to=ir.DataType.INT32)], keepdims=0)
-    condition = op("Cast", [any_beyond], to=ir.DataType.BOOL)
+    few = _from_sorted(builder, ordered, mass, filters, CANDIDATES, by_rank)
+    beyond = op("And", [_beyond(builder, ordered, mass, by_rank, filters), drawn])
+    condition = _any(builder, beyond)
     outside = builder.take_nodes()
 
-    whole = _from_sorted(builder, *_sorted(builder, probabilities, vocabulary), filters, vocabulary)
-    everything = builder.branch("whole_vocabulary", [whole], builder.take_nodes())
-    few = _from_sorted(builder, ordered, mass, filters, CANDIDATES, by_rank)
-    candidates = builder.branch("candidates", [few], builder.take_nodes())
+    corrected = _sort_rows(builder, probabilities, filters, beyond, few, vocabulary)
+    everything = builder.branch("whole_vocabulary", [corrected], builder.take_nodes())
+    same = op("Identity", [few])
+    candidates = builder.branch("candidates", [same], builder.take_nodes())
 
     builder.adopt(outside)
     return op("If", [condition], then_branch=everything, else_branch=candidates)
+
+
+def _sort_rows(
+    builder: Builder,
+    probabilities: ir.Value,
+    filters: list[ir.Value],
+    which: ir.Value,
+    thresholds: ir.Value,
+    vocabulary: int,
+) -> ir.Value:
+    """The thresholds f32[B, R, 1] with those of the rows `which` bool[B, R, 1] found among all tokens."""
+    op, const = builder.op, builder.constant
+    places = op("Transpose", [op("NonZero", [which])], perm=[1, 0])  # i64[n, 3]
+    batch, position = (op("Slice", [places, const([0]), const([end]), const([1])]) for end in (1, 2))
+    rows = op("Unsqueeze", [op("GatherND", [probabilities, position]), const([1])])  # f32[n, 1, V]
+    of_rows = [op("GatherND", [values, batch]) for values in filters]  # [n, 1, 1]
+    found = _from_sorted(builder, *_sorted(builder, rows, vocabulary), of_rows, vocabulary)  # [n, 1, 1]
+    return op("ScatterND", [thresholds, places, op("Reshape", [found, const([-1])])])
+
+
+def _any(builder: Builder, where: ir.Value) -> ir.Value:
+    """Whether it holds anywhere: bool[]."""
+    numbers = builder.op("Cast", [where], to=ir.DataType.INT32)
+    return builder.op("Cast", [builder.op("ReduceMax", [numbers], keepdims=0)], to=ir.DataType.BOOL)
 
 
 def _sorted(builder: Builder, probabilities: ir.Value, count: int) -> tuple[ir.Value, ir.Value]:

@@ -62,7 +62,7 @@ def test_a_row_draws_the_same_where_another_needs_the_whole_vocabulary(
 
 
 def test_the_whole_vocabulary_is_used_where_the_candidates_are_not_enough(samplers: dict[int, Sampler]) -> None:
-    """A flat distribution with a nucleus of 99 %: draws come from far beyond the 1,024 most probable tokens."""
+    """A flat distribution with a nucleus of 99 %: draws come from far beyond the candidates."""
     logits = np.linspace(1, 0, LARGE)[None, None].repeat(200, axis=1)
     draws = np.linspace(0, 1 - 2**-24, 200)[None]
     tokens = samplers[LARGE](logits, [Filters(temperature=1.0, top_p=0.99)], draws)
