@@ -23,9 +23,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _linear(ctx: Any, gradient: Tensor) -> Gradients:
     x, weight = ctx.saved_tensors
-    wants_x, wants_weight = ctx.needs_input_grad
+    wants_x, wants_weight, *bound = ctx.needs_input_grad
     by_weight = gradient.flatten(0, -2).T @ x.flatten(0, -2) if wants_weight else None
-    return gradient @ weight if wants_x else None, by_weight
+    return gradient @ weight if wants_x else None, by_weight, *[None for _ in bound]
 
 
 def _rms_norm(ctx: Any, gradient: Tensor) -> Gradients:

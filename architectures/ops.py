@@ -17,13 +17,16 @@ from .sampling import sample_tokens
 
 
 @torch.library.custom_op("graphspec::linear", mutates_args=())
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x [..., in] · weight [out, in]ᵀ → [..., out]."""
+def linear(x: Tensor, weight: Tensor, bound: float = 0.0) -> Tensor:
+    """x [..., in] · weight [out, in]ᵀ → [..., out].
+
+    bound: a backend that reads x in 8 bits may let their grid end at this magnitude; 0: nothing is known of x.
+    """
     return functional.linear(x, weight)
 
 
 @linear.register_fake
-def _(x: Tensor, weight: Tensor) -> Tensor:
+def _(x: Tensor, weight: Tensor, bound: float = 0.0) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 

@@ -141,7 +141,7 @@ class FusedStep(nn.Module):
 
         rows = inputs.n_known.unsqueeze(1) - 1 + inputs.verify_offsets  # [B, R]
         asked = rows.clamp(max=inputs.tokens.shape[1] - 1)
-        logits = self.target.logits(ops.take_rows(hidden.final, asked))
+        logits = self.target.own_logits(ops.take_rows(hidden.normed, asked))
         judged = self._judge(inputs, logits, asked)
         drafts = ops.take_rows(inputs.tokens, (rows + 1).clamp(max=inputs.tokens.shape[1] - 1))
         is_draft = rows + 1 < inputs.n_tokens.unsqueeze(1)

@@ -20,12 +20,15 @@ from .blocks.decoder import (
     Window,
 )
 from .blocks.rope import RotaryTable
+from .blocks.rotation import Rotation
 from .state import StateSpec, cache_specs
 
 
 class Hidden(NamedTuple):
     """What a pass over the target leaves for the accept rule and the drafter."""
 
+    normed: Tensor
+    """[B, T, H]: what the target's own head reads; `final` unless the residual stream is turned."""
     final: Tensor
     """[B, T, H]: output of the last norm."""
     taps: Tensor | None
@@ -43,6 +46,8 @@ class DecoderTarget(nn.Module):
         self.norm = Norm(config.hidden, config.eps)
         self.head = None if config.tied else Linear(config.hidden, config.vocabulary)
         self.rotary = RotaryTable(config.rope, capacity)
+        self.rotation: Rotation | None = None
+        """Of the residual stream of the layers and what the head reads; everything outside sees it as it was."""
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
@@ -59,10 +64,19 @@ class DecoderTarget(nn.Module):
         """tokens i64[B, T] → [B, T, H]. Placeholders (-1) read row 0: nothing they lead to is committed."""
         return self.embedding(tokens.clamp(min=0))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """final hidden states [B, R, H] → f32[B, R, V]."""
-        weight = self.embedding.weight if self.head is None else self.head.weight
-        return ops.linear(hidden, weight).float()
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, H]: the embedding's where they are tied."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def logits(self, final: Tensor) -> Tensor:
+        """final hidden states [B, R, H], the target's or a drafter's → f32[B, R, V]."""
+        return self.own_logits(final if self.rotation is None else self.rotation.normed(final))
+
+    def own_logits(self, normed: Tensor) -> Tensor:
+        """Hidden.normed [B, R, H] → f32[B, R, V]."""
+        logits = ops.linear(normed, self.head_weight) if self.head is None else self.head(normed)
+        return logits.float()
 
     def window(self, start: Tensor, tokens: Tensor, key_positions: Tensor) -> Window:
         """The window of tokens i64[B, T] at positions start[b] …, each seeing key_positions i64[L] up to its own."""
@@ -72,24 +86,33 @@ class DecoderTarget(nn.Module):
         self, tokens: Tensor, window: Window, caches: list[LayerCache], taps: tuple[int, ...] = ()
     ) -> tuple[Hidden, list[LayerCache]]:
         """tokens i64[B, T] → hidden states of every token, and the caches with them written."""
-        x, entering, updated = self.embed(tokens), [], []
+        x, entering, updated = self._enter(tokens), [], []
         for layer, cache in zip(self.layers, caches, strict=True):
             entering.append(x)
             x, cache = layer(x, window, cache)
             updated.append(cache)
         entering.append(x)
         tapped = torch.cat([entering[tap] for tap in taps], dim=-1) if taps else None
-        return Hidden(self.norm(x), tapped), updated
+        normed = self.norm(x)
+        if self.rotation is None:
+            return Hidden(normed, normed, tapped), updated
+        outside = None if tapped is None else self.rotation.back(tapped)
+        return Hidden(normed, self.rotation.final(normed), outside), updated
+
+    def _enter(self, tokens: Tensor) -> Tensor:
+        embedded = self.embed(tokens)
+        return embedded if self.rotation is None else self.rotation.into(embedded)
 
     def draft(
         self, token: Tensor, window: Window, caches: list[LayerCache], drafted: list[LayerCache] | None
     ) -> tuple[Tensor, list[LayerCache]]:
         """One token i64[B, 1] as a draft LM runs it → final hidden [B, 1, H]; the caches stay as they are."""
-        x, grown = self.embed(token), []
+        x, grown = self._enter(token), []
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             x, new = layer.draft(x, window, cache, drafted[index] if drafted else None)
             grown.append(new)
-        return self.norm(x), grown
+        normed = self.norm(x)
+        return (normed if self.rotation is None else self.rotation.final(normed)), grown
 
 
 def window(rotary: RotaryTable, start: Tensor, length: int, key_positions: Tensor) -> Window:

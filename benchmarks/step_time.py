@@ -34,16 +34,17 @@ def products_only(bundle: Path) -> Callable[[int], Callable[[], object]]:
     """The target's weight products of the bundle's graph and nothing else → for R rows, a function to time."""
     model = ir.load(bundle / "graphs" / "any.onnx")
     weights = model.graph.initializers
-    nodes = [
-        n for n in model.graph if n.op_type in PRODUCTS and n.inputs[1] is not None and n.inputs[1].name in weights
-    ]
+    read = [n for n in model.graph if n.op_type in PRODUCTS and n.inputs[1] is not None and n.inputs[1].name in weights]
+    # In an int8 graph a small product or two stay in float.
+    kind = PRODUCTS[0] if any(n.op_type == PRODUCTS[0] for n in read) else PRODUCTS[1]
+    nodes = [n for n in read if n.op_type == kind]
     inputs: dict[int, ir.Value] = {}
     copies, outputs, used = [], [], {}
     for node in nodes:
         size = int(node.inputs[1].shape[0])
-        kind = ir.DataType.FLOAT if node.op_type == "MatMul" else ir.DataType.UINT8
+        dtype = ir.DataType.FLOAT if kind == "MatMul" else ir.DataType.UINT8
         source = inputs.setdefault(
-            size, ir.Value(name=f"x{size}", shape=ir.Shape(["rows", size]), type=ir.TensorType(kind))
+            size, ir.Value(name=f"x{size}", shape=ir.Shape(["rows", size]), type=ir.TensorType(dtype))
         )
         for value in node.inputs[1:]:
             used.setdefault(
@@ -70,8 +71,8 @@ def products_only(bundle: Path) -> Callable[[int], Callable[[], object]]:
     )
 
     def for_rows(rows: int) -> Callable[[], object]:
-        kind = np.uint8 if any(n.op_type != "MatMul" for n in nodes) else np.float32
-        feeds = {f"x{size}": np.full((rows, size), 100, kind) for size in inputs}
+        dtype = np.float32 if kind == "MatMul" else np.uint8
+        feeds = {f"x{size}": np.full((rows, size), 100, dtype) for size in inputs}
         return lambda: session.run(None, feeds)
 
     return for_rows

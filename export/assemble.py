@@ -14,7 +14,7 @@ from graphspec.manifest import Manifest
 from graphspec.staging import Stage
 
 from .build import BuildOptions, OnStage, Plan
-from .smoothing import smooth
+from .rotation import rotate
 from .tensorrt_backend import TensorRtWriter
 from .tensorrt_compile import TensorRt
 from .trace import trace
@@ -34,8 +34,8 @@ def assemble(plan: Plan, stage: Stage, *, on_stage: OnStage) -> Manifest:
             f"--max-length {plan.max_length} is more than the {allowed} tokens that the pair was made for"
         )
     if backend.quantises_activations:
-        on_stage("moving outliers into weights")
-        smooth(step.target)
+        on_stage("turning the residual stream")
+        rotate(step.target)
     if backend.dtype != "float32":
         step.cast(backend.dtype)
     model = trace(step, on_stage=on_stage)

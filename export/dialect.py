@@ -33,7 +33,7 @@ class Operator:
 _FLOAT, _INT = _SCHEMA.AttrType.FLOAT, _SCHEMA.AttrType.INT
 
 OPERATORS = (
-    Operator("Linear", "linear", ("x", "weight")),
+    Operator("Linear", "linear", ("x", "weight"), (("bound", _FLOAT),)),
     Operator("RmsNorm", "rms_norm", ("x", "weight"), (("eps", _FLOAT),)),
     Operator("SplitHeads", "split_heads", ("x",), (("heads", _INT),)),
     Operator("Rotary", "rotary", ("x", "cos", "sin")),

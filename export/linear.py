@@ -1,10 +1,11 @@
 """Projections on ONNX Runtime's CPU provider, by encoding.
 
 int8 (design §5): weights per output channel, activations per row, so a row's result does not depend on the
-rows beside it. Activations are uint8 with zero point 128. What the weights are stored as depends on the CPU
-(onnxruntime/core/mlas/lib/platform.cpp): with VNNI or AMX, uint8 × int8 is exact and fastest; with AVX2 alone
-it saturates, and uint8 × uint8 is exact and as fast. int8 × int8 has no kernel there at all. Both exact forms
-compute the same integers, so their results are equal.
+rows beside it; where the magnitude of a row is known beforehand, one grid serves all. Activations are uint8 with
+zero point 128. What the weights are stored as depends on the CPU (onnxruntime/core/mlas/lib/platform.cpp): with
+VNNI or AMX, uint8 × int8 is exact and fastest; with AVX2 alone it saturates, and uint8 × uint8 is exact and as
+fast. int8 × int8 has no kernel there at all. Both exact forms compute the same integers, so their results are
+equal.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ class LinearLowering:
         self._builder, self._encoding, self._sign = builder, encoding, weight_sign
         self._weights: dict[ir.Value, tuple[ir.Value, ...]] = {}
         self._quantised: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+        self._rows: dict[ir.Value, ir.Value] = {}
 
-    def lower(self, x: ir.Value, weight: ir.Value) -> ir.Value:
-        """x [..., in], weight [out, in] → [..., out]."""
-        return self._float32(x, weight) if self._encoding == "float32" else self._int8(x, weight)
+    def lower(self, x: ir.Value, weight: ir.Value, *, bound: float = 0.0) -> ir.Value:
+        """x [..., in], weight [out, in] → [..., out]; bound: as ops.linear's."""
+        if self._encoding == "float32":
+            return self._float32(x, weight)
+        return self._bounded(x, weight, bound) if bound else self._int8(x, weight)
 
     def _float32(self, x: ir.Value, weight: ir.Value) -> ir.Value:
         if weight not in self._weights:
@@ -44,7 +48,6 @@ class LinearLowering:
 
     def _int8(self, x: ir.Value, weight: ir.Value) -> ir.Value:
         op, const = self._builder.op, self._builder.constant
-        integers, scales, zero = self._int8_weight(weight)
         if x not in self._quantised:
             largest = op("ReduceMax", [op("Abs", [x]), const([-1])], keepdims=1)
             # A row of zeros becomes NaN here, some integer next, and is multiplied by 0 in the end.
@@ -52,12 +55,20 @@ class LinearLowering:
             rows = op("QuantizeLinear", [unit, const(1 / 127), const(128, np.uint8)])
             self._quantised[x] = (rows, largest)
         rows, largest = self._quantised[x]
-        product = op(
-            "MatMulIntegerToFloat",
-            [rows, integers, const(1 / 127), scales, const(128, np.uint8), zero],
-            domain=MICROSOFT,
-        )
-        return op("Mul", [product, largest])
+        return op("Mul", [self._product(rows, 1 / 127, weight), largest])
+
+    def _bounded(self, x: ir.Value, weight: ir.Value, bound: float) -> ir.Value:
+        """One grid for every row: no look at the row, and values beyond it become its ends."""
+        const = self._builder.constant
+        if x not in self._rows:
+            self._rows[x] = self._builder.op("QuantizeLinear", [x, const(bound / 127), const(128, np.uint8)])
+        return self._product(self._rows[x], bound / 127, weight)
+
+    def _product(self, rows: ir.Value, step: float, weight: ir.Value) -> ir.Value:
+        const = self._builder.constant
+        integers, scales, zero = self._int8_weight(weight)
+        inputs = [rows, integers, const(step), scales, const(128, np.uint8), zero]
+        return self._builder.op("MatMulIntegerToFloat", inputs, domain=MICROSOFT)
 
     def _int8_weight(self, weight: ir.Value) -> tuple[ir.Value, ...]:
         if weight not in self._weights:

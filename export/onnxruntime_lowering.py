@@ -35,8 +35,10 @@ class _Lowering:
         """The value that replaces a node's output."""
         inputs = [value for value in node.inputs if value is not None]
         scale = node.attributes["scale"].as_float() if "scale" in node.attributes else 1.0
+        # torch.export leaves out an argument that has its default.
+        bound = node.attributes["bound"].as_float() if "bound" in node.attributes else 0.0
         by_name: dict[str, Callable[[], ir.Value]] = {
-            "Linear": lambda: self._linear.lower(*inputs),
+            "Linear": lambda: self._linear.lower(*inputs, bound=bound),
             "RmsNorm": lambda: self.builder.op(
                 "RMSNormalization", inputs, axis=-1, epsilon=node.attributes["eps"].as_float()
             ),

@@ -98,9 +98,11 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs, device="meta"), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(outputs, device="meta"), requires_grad=False) if bias else None
+        self.bound = 0.0
+        """See ops.linear."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y = ops.linear(x, self.weight)
+        y = ops.linear(x, self.weight, self.bound)
         return y if self.bias is None else y + self.bias
 
 
@@ -202,14 +204,6 @@ class Mlp(nn.Module):
         return self.down(ops.swiglu(self.gate_up(x)))
 
 
-class Fold(NamedTuple):
-    """A projection whose input channels may be rescaled: column j of `reader` by s, what makes channel j by 1/s."""
-
-    reader: Linear
-    makers: tuple[nn.Parameter, ...]
-    """Their last rows, [..., in] or [..., in, inputs], make the channels."""
-
-
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); EAGLE's first layer has no norm before attention."""
 
@@ -230,14 +224,6 @@ class DecoderLayer(nn.Module):
         """As Attention.draft: one token, nothing written."""
         mixed, drafted = self.attention.draft(self.normed(x), window, cache, drafted)
         return self.feed_forward(x + mixed), drafted
-
-    def foldable(self) -> Iterator[Fold]:
-        """Where scales can move without changing what the layer computes."""
-        if self.input_norm is not None:
-            yield Fold(self.attention.qkv, (self.input_norm.weight,))
-        yield Fold(self.mlp.gate_up, (self.mlp_norm.weight,))
-        gate_up = self.mlp.gate_up  # its second half: down reads silu(gate) · up
-        yield Fold(self.mlp.down, (gate_up.weight,) if gate_up.bias is None else (gate_up.weight, gate_up.bias))
 
     def normed(self, x: Tensor) -> Tensor:
         """What attention reads."""

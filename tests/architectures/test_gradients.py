@@ -12,6 +12,7 @@ from graphspec.architectures import gradients, ops
 
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "linear": (ops.linear, ((2, 3, 4), (5, 4))),
+    "linear with a bound": (lambda x, w: ops.linear(x, w, 4.0), ((2, 3, 4), (5, 4))),
     "rms_norm": (lambda x, w: ops.rms_norm(x, w, 1e-5), ((2, 3, 4), (4,))),
     "split_heads": (lambda x: ops.split_heads(x, 2), ((2, 3, 4),)),
     "rotary": (

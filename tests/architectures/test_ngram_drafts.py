@@ -74,7 +74,7 @@ def _verified(tokens: Tensor, kv_len: Tensor, newest: Tensor, visible: int) -> V
     return Verified(
         window=Window(kv_len, nothing, nothing, nothing),
         tokens=tokens,
-        hidden=Hidden(nothing, None),
+        hidden=Hidden(nothing, nothing, None),
         last=newest - 1 - kv_len,
         kv_len=kv_len,
         next_kv_len=newest,

@@ -111,9 +111,10 @@ class ChainTarget(nn.Module):
         return Window(start, nothing, nothing, nothing)
 
     def forward(self, tokens: Tensor, _window: Window, caches: list[Any], **_: Any) -> Any:
-        return Hidden(tokens.clamp(min=0).unsqueeze(-1), None), caches
+        final = tokens.clamp(min=0).unsqueeze(-1)
+        return Hidden(final, final, None), caches
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def own_logits(self, hidden: Tensor) -> Tensor:
         return self.table[hidden.squeeze(-1)]
 
 

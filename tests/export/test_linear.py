@@ -19,9 +19,9 @@ SIGNS: tuple[WeightSign, ...] = ("uint8", "int8") if multiplies_uint8_by_int8_ex
 sizes = pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 16, 5), (3, 64, 96), (17, 192, 33), (2, 576, 192)])
 
 
-def project(x: Array, weight: Array, encoding: Encoding, sign: WeightSign) -> NDArray[np.float32]:
+def project(x: Array, weight: Array, encoding: Encoding, sign: WeightSign, bound: float = 0.0) -> NDArray[np.float32]:
     entry, matrix = value_of("x", x), constant("weight", weight)
-    node = ir.node("Linear", [entry, matrix], domain=DOMAIN)
+    node = ir.node("Linear", [entry, matrix], {"bound": bound}, domain=DOMAIN)
     output = typed(node.outputs[0], "y", np.zeros((*x.shape[:-1], len(weight)), np.float32))
     model = model_of([entry], [node], [output], [matrix])
     lower(model, encoding, sign)
@@ -50,6 +50,21 @@ def test_int8_is_the_recipe_bit_for_bit(rows: int, inputs: int, outputs: int, si
     np.testing.assert_array_equal(result, expected)
     exact = x.astype(np.float64) @ weight.T.astype(np.float64)
     assert np.abs(result - exact).max() < 0.02 * np.abs(exact).max()
+
+
+@sizes
+@pytest.mark.parametrize("sign", SIGNS)
+def test_rows_of_a_known_magnitude_share_a_grid_that_ends_at_the_bound(
+    rows: int, inputs: int, outputs: int, sign: WeightSign
+) -> None:
+    x = float32(0, 2, rows, inputs) * np.float32(1.5)
+    weight, bound = float32(1, outputs, inputs), 4.0
+    assert rows * inputs < 1000 or np.abs(x).max() > bound
+    step = np.float32(bound / 127)
+    scales = np.abs(weight).max(axis=1) / np.float32(127)
+    integers = np.clip(np.rint(x / step), -128, 127).astype(np.int64)
+    sums = (integers @ np.rint(weight / scales[:, None]).astype(np.int64).T).astype(np.float32)
+    np.testing.assert_array_equal(project(x, weight, "int8", sign, bound), sums * (step * scales))
 
 
 @pytest.mark.parametrize("sign", SIGNS)

@@ -62,10 +62,12 @@ def draft_attention(kv_heads: int, drafted: int, *, dim: int = 8, value_dim: int
 ANGLES = np.random.default_rng(5).uniform(0, 6, (2, 3, 4)).astype(np.float32)
 CASES: dict[str, dict[str, Case]] = {
     "Linear": {
-        "": Case(arguments={"x": float32(0, 2, 3, 16), "weight": float32(1, 5, 16)}, weights=frozenset({"weight"})),
-        "one row": Case(
-            arguments={"x": float32(0, 1, 1, 16), "weight": float32(1, 5, 16)}, weights=frozenset({"weight"})
-        ),
+        name: Case(
+            arguments={"x": float32(0, *shape), "weight": float32(1, 5, 16)},
+            attributes={"bound": bound},
+            weights=frozenset({"weight"}),
+        )
+        for name, shape, bound in (("", (2, 3, 16), 0.0), ("one row", (1, 1, 16), 0.0), ("bounded", (2, 3, 16), 4.0))
     },
     "RmsNorm": {
         "": Case(

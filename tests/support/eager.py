@@ -170,5 +170,3 @@ def recorded_drafts(step: FusedStep) -> Iterator[list[Tensor]]:
 
     with mock.patch.object(owner, "logits", logits):
         yield calls
-    if owner is step.target:
-        del calls[0]  # the target's own verdict
