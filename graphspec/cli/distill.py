@@ -60,6 +60,14 @@ def distill(
     epochs: Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Passes over the data.")] = 4,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, metavar="N", help="Conversations in a batch.")] = 4,
     learning_rate: Annotated[float, typer.Option("--learning-rate", metavar="X", help="At its highest.")] = 3e-4,
+    precision: Annotated[
+        str,
+        typer.Option(
+            "--precision",
+            metavar="float32|bfloat16",
+            help="Of matrix products in training; bfloat16 is faster on CPUs with AMX.",
+        ),
+    ] = "float32",
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", min=8, metavar="N", help="Tokens of an answer at most.")
     ] = 256,
@@ -95,6 +103,7 @@ def distill(
         batch_size=batch_size,
         depth=depth,
         learning_rate=learning_rate,
+        precision=precision,
         seed=seed,
         anchors=anchors,
     )

@@ -20,6 +20,7 @@ from graphspec.architectures.target import DecoderTarget
 from graphspec.checkpoints import Checkpoint, fingerprint
 
 from .conversations import Conversation
+from .precision import products_in
 
 _TOKENS_IN_A_PASS = 2048
 
@@ -36,11 +37,13 @@ class Features(NamedTuple):
 
 
 class FeatureStore:
-    """Features of conversations under one target and one choice of taps."""
+    """Features of conversations under one target, one choice of taps and one precision."""
 
-    def __init__(self, folder: Path, checkpoint: Checkpoint, taps: Sequence[int]) -> None:
-        key = hashlib.sha256(f"{fingerprint(checkpoint)} {list(taps)}".encode()).hexdigest()[:16]
-        self._folder, self._taps = folder / key, tuple(taps)
+    def __init__(self, folder: Path, checkpoint: Checkpoint, taps: Sequence[int], precision: str = "float32") -> None:
+        facts = f"{fingerprint(checkpoint)} {list(taps)}"
+        facts = facts if precision == "float32" else f"{facts} {precision}"
+        key = hashlib.sha256(facts.encode()).hexdigest()[:16]
+        self._folder, self._taps, self._precision = folder / key, tuple(taps), precision
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def compute(
@@ -51,7 +54,9 @@ class FeatureStore:
         on_done(len(conversations) - len(missing))
         # Alike lengths side by side: little padding.
         for batch in _batches(sorted(missing, key=lambda conversation: len(conversation.tokens))):
-            for conversation, features in zip(batch, target_pass(target, batch, self._taps), strict=True):
+            for conversation, features in zip(
+                batch, target_pass(target, batch, self._taps, self._precision), strict=True
+            ):
                 self._write(self._path(conversation), features)
             on_done(len(batch))
 
@@ -71,14 +76,17 @@ class FeatureStore:
 
 
 def target_pass(
-    target: DecoderTarget, conversations: Sequence[Conversation], taps: tuple[int, ...]
+    target: DecoderTarget,
+    conversations: Sequence[Conversation],
+    taps: tuple[int, ...],
+    precision: str = "float32",
 ) -> Iterator[Features]:
     """Features of each, from one batch."""
     tokens = _padded(conversations)
     length = tokens.shape[1]
-    with torch.no_grad():
+    with torch.no_grad(), products_in(precision):
         window = target.window(torch.zeros(len(tokens), dtype=torch.int64), tokens, torch.arange(length))
-        hidden, _ = target(tokens, window, _empty_caches(target, *tokens.shape), taps)
+        hidden, _ = target(tokens, window, _empty_caches(target, tokens, precision), taps)
     assert hidden.taps is not None
     for row, conversation in enumerate(conversations):
         count = len(conversation.tokens)
@@ -91,9 +99,13 @@ def _padded(conversations: Sequence[Conversation]) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def _empty_caches(target: DecoderTarget, batch: int, length: int) -> list[LayerCache]:
-    shape = (batch, target.config.kv_heads, length, target.config.head_dim)
-    return [LayerCache(torch.zeros(shape), torch.zeros(shape)) for _ in range(target.config.layers)]
+def _empty_caches(target: DecoderTarget, tokens: Tensor, precision: str) -> list[LayerCache]:
+    shape = (len(tokens), target.config.kv_heads, tokens.shape[1], target.config.head_dim)
+    dtype = getattr(torch, precision)
+    return [
+        LayerCache(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
+        for _ in range(target.config.layers)
+    ]
 
 
 def _batches(conversations: Sequence[Conversation]) -> Iterator[Sequence[Conversation]]:

@@ -219,7 +219,7 @@ def _lesson(
     kept = choose_vocabulary(training, _vocabulary_size(options, target.config.vocabulary), target.config.vocabulary)
     config = method.draft_config(pair.target.config, options.shape, len(kept), options.recipe.depth)
     drafter = method.new_drafter(target, config, kept, seed=options.recipe.seed)
-    store = FeatureStore(work / "features", pair.target, drafter.taps)
+    store = FeatureStore(work / "features", pair.target, drafter.taps, options.recipe.precision)
     lesson = Lesson(method=method, target=target, drafter=drafter, store=store, training=training, held_out=held_out)
     return lesson, config, kept
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from graphspec.errors import ConfigError
 
+from .precision import check_precision
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftShape:
@@ -34,11 +36,14 @@ class Recipe:
     weight_decay: float = 0.01
     clip: float = 1.0
     """Norm of the gradient."""
+    precision: str = "float32"
+    """Of matrix products, those of the features included: precision.PRECISIONS."""
     seed: int = 0
     anchors: int | None = None
     """Blocks taught of a conversation, each epoch others; None: the method's."""
 
     def __post_init__(self) -> None:
+        check_precision(self.precision)
         if min(self.epochs, self.batch_size, self.depth) < 1:
             raise ConfigError("--epochs, --batch-size and --depth must each be at least 1")
         if self.anchors is not None and self.anchors < 1:

@@ -49,7 +49,7 @@ def teach(
         wanted = teacher.draft_ids(said)
         rows = chains & (wanted >= 0)
         if rows.any():
-            logits = say(out[rows])
+            logits = say(out[rows]).float()
             loss = -(teacher.distributions(said, rows) * functional.log_softmax(logits, dim=-1)).sum(-1).mean()
             total, weight = total + loss * decay**step, weight + decay**step
         if hits is not None:
@@ -71,7 +71,7 @@ class _Teacher:
         asked = functional.pad(batch.anchors, (1, 0))[:, :-1]  # where the target says a token that can be drafted
         self._rows = asked.flatten().cumsum(0).reshape(asked.shape) - 1
         head = (target.embedding.weight if target.head is None else target.head.weight)[kept]
-        self._distributions = torch.softmax(functional.linear(batch.final[asked], head), dim=-1)
+        self._distributions = torch.softmax(functional.linear(batch.final[asked], head).float(), dim=-1)
 
     def exists(self, positions: Tensor) -> Tensor:
         """bool[B, A]: whether the text is so long."""

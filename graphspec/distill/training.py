@@ -18,6 +18,7 @@ from .batch import Batch, Hits, collate
 from .conversations import Conversation
 from .features import FeatureStore
 from .method import Method
+from .precision import products_in
 from .recipe import Recipe
 
 _CHECKPOINT = "training.pt"
@@ -94,7 +95,7 @@ def train(
 def evaluate(lesson: Lesson, recipe: Recipe) -> float:
     """Estimated tokens per step on the held-out conversations, at a width of the recipe's depth."""
     hits = Hits()
-    with torch.no_grad():
+    with torch.no_grad(), products_in(recipe.precision):
         for start in range(0, len(lesson.held_out), recipe.batch_size):
             batch = _load(lesson.store, lesson.held_out[start : start + recipe.batch_size])
             lesson.method.loss(lesson.drafter, lesson.target, batch, recipe, _drawing(recipe, start), hits=hits)
@@ -114,7 +115,8 @@ def _update(
     lesson: Lesson, recipe: Recipe, optimizer: torch.optim.Optimizer, batch: Batch, generator: torch.Generator
 ) -> float:
     optimizer.zero_grad()
-    loss = lesson.method.loss(lesson.drafter, lesson.target, batch, recipe, generator)
+    with products_in(recipe.precision):
+        loss = lesson.method.loss(lesson.drafter, lesson.target, batch, recipe, generator)
     if loss.requires_grad:
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(lesson.drafter.parameters(), recipe.clip)

@@ -126,6 +126,7 @@ def test_conversations_of_another_plan_are_not_mixed_in(
         ),
         (["--self-synthesize", "4", "--anchors", "9"], 1, "--anchors cannot be set for drafts of --method eagle3"),
         (["--self-synthesize", "4", "--held-out-share", "1"], 1, "--held-out-share 1.0 must be"),
+        (["--self-synthesize", "4", "--precision", "int8"], 1, "--precision 'int8' is not known"),
         (["--self-synthesize", "4", "--learning-rate", "2"], 1, "--learning-rate 2.0 must be"),
         ([], 2, "one of the two"),
         (["--self-synthesize", "4", "--data", "x"], 2, "one of the two"),

@@ -147,10 +147,11 @@ def test_the_loss_is_the_cross_entropy_with_the_targets_distribution(lesson: Les
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-def test_blocks_are_learnt_by_heart(lesson: Lesson, tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_blocks_are_learnt_by_heart(lesson: Lesson, tmp_path: Path, precision: str) -> None:
     same = replace(lesson, held_out=lesson.training[:2], training=lesson.training[:2])
     before, seen = evaluate(same, RECIPE), list[Progress]()
-    recipe = replace(RECIPE, epochs=150, anchors=6)
+    recipe = replace(RECIPE, epochs=150, anchors=6, precision=precision)
     after = train(same, recipe, tmp_path, identity="a", checkpoint_every=1000, on_step=seen.append)
     assert before < 2.5 < 3.5 < after <= 4.0
     assert seen[-1].loss < 0.75 * seen[0].loss

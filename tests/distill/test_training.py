@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import lessons
 import pytest
@@ -117,7 +118,7 @@ def test_the_rate_rises_in_a_line_and_falls_to_a_tenth() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"epochs": 0}, {"batch_size": 0}, {"depth": 0}, {"learning_rate": 0.0}])
-def test_a_recipe_that_makes_no_sense_is_refused(changes: dict[str, int]) -> None:
+def test_a_recipe_that_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="must"):
         replace(RECIPE, **changes)
 
