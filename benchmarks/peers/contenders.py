@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from environments import HERE, model_of, python_of
@@ -44,36 +44,28 @@ class Contender:
 
 
 def peers() -> list[Contender]:
-    """Everybody else's, plain and with prompt lookup where they have it: of the drafts a step that we tried, the
-    number that was fastest on these prompts, or what its documentation recommends for CPUs."""
-    plain = [
-        ("llama.cpp Q4_1", "llama_cpp_worker.py", "llama.cpp", "gguf", ()),
-        ("ONNX Runtime GenAI int4", "onnxruntime_genai_worker.py", "onnxruntime-genai", "onnxruntime-genai int4", ()),
-        ("OpenVINO GenAI int8", "openvino_genai_worker.py", "openvino-genai", "openvino int8", ()),
-        ("transformers float32", "transformers_worker.py", "transformers", "checkpoint", ("--dtype", "float32")),
+    """Everybody else's, plain and with prompt lookup: llama.cpp's with the drafts a step that its documentation
+    recommends for CPUs, the others' with one more."""
+    llama = ("llama_cpp_worker.py", "llama.cpp", "gguf")
+    onnxruntime = ("onnxruntime_genai_worker.py", "onnxruntime-genai", "onnxruntime-genai int4")
+    openvino = ("openvino_genai_worker.py", "openvino-genai", "openvino int8")
+    transformers = ("transformers_worker.py", "transformers", "checkpoint")
+    two, three = ("--drafts", "2", "--ngram", "2"), ("--drafts", "3", "--ngram", "2")
+    return [
+        *_both("llama.cpp Q4_1", *llama, options=(), lookup=two),
+        *_both("llama.cpp Q4_1 not repacked", *llama, options=("--no-repack",), lookup=two),
+        *_both("ONNX Runtime GenAI int4", *onnxruntime, options=(), lookup=three),
+        *_both("OpenVINO GenAI int8", *openvino, options=(), lookup=three),
+        *_both("transformers float32", *transformers, options=("--dtype", "float32"), lookup=three),
     ]
-    lookup = {
-        "llama.cpp Q4_1": ("--drafts", "2", "--ngram", "2"),
-        "ONNX Runtime GenAI int4": ("--drafts", "3", "--ngram", "3"),
-        "OpenVINO GenAI int8": ("--drafts", "3", "--ngram", "3"),
-        "transformers float32": ("--drafts", "3", "--ngram", "2"),
-    }
-    found = []
-    for name, worker, environment, model, options in plain:
-        one = Contender(name=name, worker=worker, environment=environment, model=model, options=options)
-        found.append(one)
-        found.append(
-            Contender(
-                name=f"{name}, lookup",
-                worker=worker,
-                environment=environment,
-                model=model,
-                speculates=True,
-                options=(*options, *lookup[name]),
-                scores_as=name,
-            )
-        )
-    return found
+
+
+def _both(
+    name: str, worker: str, environment: str, model: str, *, options: tuple[str, ...], lookup: tuple[str, ...]
+) -> list[Contender]:
+    plain = Contender(name=name, worker=worker, environment=environment, model=model, options=options)
+    drafting = {"name": f"{name}, lookup", "speculates": True, "scores_as": name}
+    return [plain, replace(plain, options=(*options, *lookup), **drafting)]
 
 
 def ours(name: str, bundle: Path, widths: Sequence[str]) -> list[Contender]:

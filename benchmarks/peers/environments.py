@@ -26,7 +26,13 @@ class Environment:
     """Packages from the package index: the arguments of one `pip install` after the other."""
 
     installs: Sequence[Sequence[str]]
-    variables: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """Variables that pip sees, where this process has none of the name."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Those that it sees."""
+        return {name: os.environ.get(name, value) for name, value in self.defaults.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +50,7 @@ _TORCH = ("torch==2.13.0",)
 ENVIRONMENTS = {
     # Compiled here, for this processor, without what reads pictures.
     "llama.cpp": Environment(
-        installs=[("llama-cpp-python==0.3.36",)], variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"}
+        installs=[("llama-cpp-python==0.3.36",)], defaults={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"}
     ),
     "onnxruntime-genai": Environment(
         installs=[
@@ -91,7 +97,7 @@ def python_of(name: str, cache: Path) -> Path:
     environment = ENVIRONMENTS[name]
     root = cache / "environments" / name.replace(" ", "-")
     python = root / "bin" / "python"
-    made_by = {"installs": [list(each) for each in environment.installs], "variables": dict(environment.variables)}
+    made_by = {"installs": [list(each) for each in environment.installs], "variables": environment.variables}
     if _is_made(root, made_by):
         return python
     print(f"installing {name} …", file=sys.stderr, flush=True)

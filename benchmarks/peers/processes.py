@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -103,4 +104,5 @@ class Worker:
 
     def _why(self) -> str:
         status = self._process.wait()
-        return f"it ended with exit status {status}: {reason_in(self._log)}"
+        ended = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+        return f"it ended with {ended}: {reason_in(self._log)}"

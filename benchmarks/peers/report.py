@@ -173,21 +173,13 @@ def _where_they_are(ours: Row) -> str:
 
 
 def _as_precise(rows: Sequence[Row]) -> list[Row]:
-    """Ours, and the peers whose perplexities are known and not worse than the best of ours by more than AS_PRECISE."""
-    ours = [each for each in rows if each.ours]
-    best = {kind: min(each.perplexity[kind] for each in ours if kind in each.perplexity) for kind in _kinds(ours)}
-    if not best:
+    """Our fastest, and the peers whose perplexities are at most AS_PRECISE times its own."""
+    ours = max((each for each in rows if each.ours), key=lambda each: each.decode.median, default=None)
+    if ours is None or not ours.perplexity:
         return []
-    return [
-        each
-        for each in rows
-        if each.ours
-        or all(kind in each.perplexity and each.perplexity[kind] <= best[kind] * AS_PRECISE for kind in best)
-    ]
-
-
-def _kinds(rows: Sequence[Row]) -> set[str]:
-    return {kind for each in rows for kind in each.perplexity}
+    most = {kind: value * AS_PRECISE for kind, value in ours.perplexity.items()}
+    peers = [each for each in rows if not each.ours and each.perplexity]
+    return [ours, *(each for each in peers if all(each.perplexity[kind] <= most[kind] for kind in most))]
 
 
 def _by_round(samples: Sequence[Sample], tokens: Callable[[Sample], int], seconds: Callable[[Sample], float]) -> Spread:

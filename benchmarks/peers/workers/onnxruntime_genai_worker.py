@@ -37,7 +37,8 @@ class OnnxRuntimeGenAI:
                 break
         if not self._speculation:
             return {"steps": len(watch.tokens) - 1}
-        return {"steps": generator.get_speculative_stats()["target_forward_passes"]}
+        told = generator.get_speculative_stats()
+        return {"steps": told["target_forward_passes"] + told["standard_fallback_steps"]}
 
     def score(self, ids: Sequence[int]) -> list[float]:
         """As Peer's."""

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI, plain or with its prompt lookup; from its own model format or straight from a GGUF file."""
+"""OpenVINO GenAI, plain or with its prompt lookup."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ class OpenVinoGenAI:
             "precision": str(openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").to_string()),
         }
         if args.score:
-            model = Path(args.model)
-            file = next(model.parent.glob("openvino_model.xml")) if model.is_file() else model / "openvino_model.xml"
-            self._compiled = openvino.Core().compile_model(file, "CPU", settings)
+            self._compiled = openvino.Core().compile_model(Path(args.model) / "openvino_model.xml", "CPU", settings)
         else:
             lookup = {"prompt_lookup": True} if args.drafts else {}
             self._pipeline = openvino_genai.LLMPipeline(args.model, "CPU", **settings, **lookup)
