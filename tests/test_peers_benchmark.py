@@ -117,7 +117,10 @@ def test_everyone_answers_in_turn_and_none_is_always_first(peers: SimpleNamespac
         assert result.idle_share < 0.5
 
 
-def test_who_dies_is_out_with_the_reason_and_the_others_go_on(peers: SimpleNamespace, fakes: Fakes) -> None:
+def test_who_dies_is_out_with_the_reason_and_the_others_go_on(
+    peers: SimpleNamespace, fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers.processes, "_SECONDS_TO_END", 0.1)
     starts = {
         "a": fakes.start("a"),
         "late": fakes.start("late", dies_after=2),

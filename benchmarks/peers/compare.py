@@ -186,7 +186,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--gguf", type=Path, required=True, help="the model")
     parser.add_argument("--cache", type=Path, required=True, help="a folder for environments and converted models")
     parser.add_argument("--bundle", type=_bundle, action="append", default=[], metavar="NAME=PATH", help="repeatable")
-    parser.add_argument("--widths", type=_widths, default=["0"], metavar="0,2,4", help="of every bundle, beside 0")
+    parser.add_argument("--widths", type=_widths, default=["0"], metavar="2,auto", help="of every bundle, beside 0")
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="contenders with it in the name")
     parser.add_argument(
         "--category", action="append", default=[], metavar="NAME", help="of bench's prompts; repeatable"
@@ -219,8 +219,8 @@ def _bundle(text: str) -> tuple[str, Path]:
 
 def _widths(text: str) -> list[str]:
     words = text.split(",")
-    if not all(word.isdecimal() for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers with commas")
+    if not all(word.isdecimal() or word == "auto" for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers with commas, or auto")
     return list(dict.fromkeys(words))
 
 

@@ -24,7 +24,7 @@ class Graphspec:
         opened, engine = open_engine(Path(args.model), num_slots=1, num_threads=args.threads, verify=True)
         self._recorder = Recorder(engine, 1)
         self._bundle = LoadedBundle(opened, self._recorder, Tokenizer.load(opened.root))
-        self._width = int(args.width)
+        self._width: Any = int(args.width) if args.width.isdecimal() else args.width
         self._bundle.checked_width(self._width)
         manifest = opened.manifest
         self.about = {
