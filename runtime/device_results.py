@@ -28,7 +28,7 @@ class Results:
         self._memory = [
             {name: device.allocate(8 * rows * size) for name, size in sizes.items()} for _ in range(self.parities)
         ]
-        self._host = [device.host_array((rows * (width + 1),), np.int64) for _ in range(self.parities)]
+        self._host = [device.host_array((rows * (2 * width + 1),), np.int64) for _ in range(self.parities)]
         self._computed = [device.event() for _ in range(self.parities)]
         self._copied = [device.event() for _ in range(self.parities)]
         self._waiting: list[_Waiting | None] = [None] * self.parities
@@ -55,8 +55,11 @@ class Results:
         accepted, committed = host[:highest], host[self._rows : self._rows + highest * columns]
         device.download(accepted, memory["accepted"], self._out)
         device.download(committed, memory["committed"], self._out)
+        pending = host[-highest * self._width :]
+        device.download(pending, memory["next_tokens"], self._out)
         device.record(self._copied[parity], self._out)
-        waiting = _Waiting(device, self._copied[parity], slots, list(rows), accepted, committed.reshape(-1, columns))
+        copies = accepted, committed.reshape(-1, columns), pending.reshape(-1, self._width)
+        waiting = _Waiting(device, self._copied[parity], slots, list(rows), copies)
         self._waiting[parity] = waiting
         return waiting
 
@@ -77,12 +80,11 @@ class _Waiting:
         copied: Handle,
         slots: tuple[int, ...],
         rows: list[int],
-        accepted: NDArray[Any],
-        committed: NDArray[Any],
+        copies: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
     ) -> None:
         self._device, self._copied = device, copied
         self._slots, self._rows = slots, rows
-        self._accepted, self._committed = accepted, committed
+        self._accepted, self._committed, self._pending = copies
         self._result: StepResult | EngineError | None = None
 
     def result(self) -> StepResult:
@@ -102,4 +104,5 @@ class _Waiting:
             slots=self._slots,
             accepted=self._accepted[self._rows].copy(),
             committed=self._committed[self._rows].copy(),
+            drafts=self._pending[self._rows, 1:],
         )

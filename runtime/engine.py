@@ -43,12 +43,18 @@ class StepResult:
     """i64[n]: drafts accepted."""
     committed: NDArray[np.int64]
     """i64[n, W+1]: accepted drafts, the target's own token, then -1."""
+    drafts: NDArray[np.int64]
+    """i64[n, K]: proposed for after them; -1: none."""
     logits: Logits | None = None
     """f32[n, W+1, V]: what each committed token was drawn from; of a chunk, f32[1, num_logits, V]. None: not asked
     for."""
 
     seconds: float | None = None
     """That the device was at work; None where it is not measured."""
+
+    def drafts_of(self, index: int) -> list[int]:
+        """What was proposed for row `index`."""
+        return [int(token) for token in self.drafts[index]]
 
     def tokens(self, index: int) -> list[int]:
         """What row `index` committed."""

@@ -28,6 +28,7 @@ from .requests import check_count, checked_params, checked_prompts
 from .rows import PREFILL_CHUNK, Row
 from .sampling import SamplingParams
 from .text import Tokenizer
+from .width_policy import AUTO, AdaptiveWidths, Width
 
 
 class LoadedBundle:
@@ -36,7 +37,11 @@ class LoadedBundle:
     def __init__(self, bundle: Bundle, engine: Engine, tokenizer: Tokenizer) -> None:
         self._bundle, self._engine = bundle, engine
         # Nothing is left on the device between two calls of a caller, and its answers come when it asks for them.
-        self._loop = Loop(engine, Policy(overlap=False, prompts_first=True, reuse_prefixes=False))
+        self._loop = Loop(
+            engine,
+            Policy(overlap=False, prompts_first=True, reuse_prefixes=False),
+            widths=AdaptiveWidths(bundle.manifest.widths),
+        )
         self._in_turn = self._closed = False
         self._turned = Condition()
         self.tokenizer = tokenizer
@@ -66,7 +71,7 @@ class LoadedBundle:
         prompts: str | Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        width: int | None = None,
+        width: Width | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> list[Generation]:
         """One answer for each prompt, a text or token ids; everything else as `stream`."""
@@ -81,13 +86,14 @@ class LoadedBundle:
         prompts: str | Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        width: int | None = None,
+        width: Width | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> Iterator[Piece]:
         """Pieces of the answers as steps commit them.
 
         `params` holds for every prompt, or is one for each. `width`: drafts verified a step; None: the widest of
-        the bundle; 0: no speculation. Raises RequestError before anything is generated.
+        the bundle; 0: no speculation; "auto": what is fastest as it goes (the answers are the same at any width).
+        Raises RequestError before anything is generated.
         """
         self._check_open()
         asked = checked_prompts(prompts)
@@ -119,21 +125,23 @@ class LoadedBundle:
         if self._closed:
             raise RequestError("this bundle is closed: load it again, and close it when all answers are there")
 
-    def checked_width(self, width: int | None) -> int:
-        """A width of the bundle; None: its widest. Raises RequestError."""
+    def checked_width(self, width: Width | None) -> Width:
+        """A width of the bundle, or "auto"; None: its widest. Raises RequestError."""
         widths = self.manifest.widths
+        if width == AUTO:
+            return AUTO
         if width is None:
             return widths[-1]
         if isinstance(width, bool) or not isinstance(width, int) or width not in widths:
             known = ", ".join(map(str, widths))
-            raise RequestError(f"width {reprlib.repr(width)} is not in this bundle; it was built for {known}")
+            raise RequestError(f"width {reprlib.repr(width)} is not in this bundle; it was built for {known}, or auto")
         return width
 
     def _answer(self, index: int, prompt: str | tuple[int, ...], params: SamplingParams) -> Answer:
         ids = self.encode(prompt) if isinstance(prompt, str) else prompt
         return new_answer(self.manifest, self.tokenizer, ids, params, index=index)
 
-    def _run(self, answers: Sequence[Answer], width: int, prefill_chunk: int) -> Iterator[Piece]:
+    def _run(self, answers: Sequence[Answer], width: Width, prefill_chunk: int) -> Iterator[Piece]:
         news, client = deque[Piece | GraphspecError](), object()
         rows = [
             Row(answer=answer, on_news=news.append, width=width, chunk_size=prefill_chunk, client=client)

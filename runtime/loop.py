@@ -25,6 +25,7 @@ from .prefixes import Copy, Prefixes
 from .refusals import DeadlineError
 from .rows import BatchReport, RequestReport, Row
 from .sampling import uniform_table
+from .width_policy import AUTO, WidthPolicy
 
 TIMEOUT = "timeout"
 """Why an answer ended that its deadline cut short."""
@@ -57,6 +58,10 @@ class _Launch:
     width: int
     commits: bool
     """False: a chunk in the middle of a prompt."""
+    is_step: bool
+    longest: int
+    """Positions of its longest row."""
+    begun: float
 
 
 class Loop:
@@ -67,13 +72,15 @@ class Loop:
         engine: Engine,
         policy: Policy,
         *,
+        widths: WidthPolicy | None = None,
         on_batch: Callable[[BatchReport], None] = lambda _: None,
         on_answer: Callable[[RequestReport], None] = lambda _: None,
         on_failure: Callable[[Exception], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The engine is the loop's alone. `on_failure` hears what a launch raised, its rows an EngineError."""
-        self._engine, self._policy, self._clock = engine, policy, clock
+        """The engine is the loop's alone. `widths` chooses for rows of width "auto"; a loop without it takes none.
+        `on_failure` hears what a launch raised, its rows an EngineError."""
+        self._engine, self._policy, self._widths, self._clock = engine, policy, widths, clock
         self._on_batch, self._on_answer, self._on_failure = on_batch, on_answer, on_failure
         self._free = set(range(engine.num_slots))
         self._prefixes = Prefixes(engine.num_slots, num_places=engine.num_places, most_stored=policy.most_stored)
@@ -89,6 +96,7 @@ class Loop:
         self._oldest_first = False
         self._device_seconds = 0.0
         """Not reported yet."""
+        self._newest_read = 0.0
 
     @property
     def num_running(self) -> int:
@@ -124,6 +132,8 @@ class Loop:
 
     def add(self, row: Row) -> None:
         """Puts the request into the queue."""
+        if row.width == AUTO and self._widths is None:
+            raise ValueError("a row of width auto in a loop that has no width policy")
         if self.idle:  # what was answered before the pause says nothing about now
             self._ends.clear()
         row.added = self._clock()
@@ -224,12 +234,15 @@ class Loop:
         for row in self._prefilling():
             while row.chunks and not (row.cancelled or row.done):
                 chunk = row.chunks.popleft()
-                yield from self._try((row,), 0, partial(self._engine.prefill, chunk), commits=not row.chunks)
+                yield from self._try((row,), None, partial(self._engine.prefill, chunk), commits=not row.chunks)
                 if not self._policy.prompts_first:
                     break
         ready = [row for row in self._running if row.has_more]
-        for width in sorted({row.width for row in ready}):
-            rows = tuple(sorted((row for row in ready if row.width == width), key=lambda row: row.slot))
+        open_rows = [row.candidate for row in ready if row.width == AUTO]
+        chosen = self._widths.choose(open_rows) if self._widths and open_rows else 0
+        each = {row: chosen if row.width == AUTO else row.width for row in ready}
+        for width in sorted(set(each.values())):
+            rows = tuple(sorted((row for row in ready if each[row] == width), key=lambda row: row.slot))
             slots = [row.slot for row in rows]
             logits = any(row.answer.wants_logits for row in rows)
             yield from self._try(rows, width, partial(self._engine.step, slots, width, logits=logits))
@@ -244,8 +257,9 @@ class Loop:
         return rows[:1] if self._oldest_first else [min(rows, key=lambda row: len(row.chunks or ()))]
 
     def _try(
-        self, rows: tuple[Row, ...], width: int, launch: Callable[[], Pending], *, commits: bool = True
+        self, rows: tuple[Row, ...], width: int | None, launch: Callable[[], Pending], *, commits: bool = True
     ) -> Iterator[_Launch]:
+        longest, begun = max(row.length for row in rows), self._clock()
         try:
             pending = launch()
         except Exception as error:
@@ -253,7 +267,7 @@ class Loop:
             return
         for row in rows:
             row.in_flight += commits
-        yield _Launch(pending, rows, width, commits)
+        yield _Launch(pending, rows, width or 0, commits, width is not None, longest, begun)
 
     def _read(self, launch: _Launch) -> None:
         try:
@@ -262,6 +276,7 @@ class Loop:
             self._fail(launch.rows, error)
             return
         self._device_seconds += result.seconds or 0.0
+        self._time(launch, result.seconds)
         if not launch.commits:
             launch.rows[0].answer.read_prompt(result.logits_of(0))
             return
@@ -271,6 +286,8 @@ class Loop:
             if row.done or row.cancelled:  # it ended before this was known
                 continue
             before = len(row.answer.token_ids)
+            if self._widths and row.width == AUTO:
+                self._widths.read(row.history, result.tokens(index), result.drafts_of(index))
             if not before:
                 row.first = self._clock()
                 self._prefixes.hold(row.slot, row.answer.prompt)
@@ -291,6 +308,14 @@ class Loop:
         )
         self._device_seconds = 0.0
         self._safely(partial(self._on_batch, report))
+
+    def _time(self, launch: _Launch, measured: float | None) -> None:
+        """Notes what a step took: as the engine measured it, else since it could begin."""
+        now, earlier = self._clock(), self._newest_read
+        self._newest_read = now
+        if self._widths and launch.is_step:
+            seconds = now - max(launch.begun, earlier) if measured is None else measured
+            self._widths.timed(width=launch.width, num_rows=len(launch.rows), longest=launch.longest, seconds=seconds)
 
     def _deliver(self, row: Row, pieces: Iterable[Piece]) -> None:
         if row.answer.ended:

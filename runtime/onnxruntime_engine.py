@@ -184,6 +184,7 @@ class OnnxRuntimeEngine:
             slots=slots,
             accepted=accepted[inside],
             committed=committed[inside, -offsets[0] :],
+            drafts=next_tokens[inside, 1:],
             logits=wanted,
             seconds=seconds,
         )

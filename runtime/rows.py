@@ -10,6 +10,7 @@ from graphspec.errors import GraphspecError
 
 from .answer import Answer, Piece
 from .engine import Chunk
+from .width_policy import Candidate, History, Width
 
 PREFILL_CHUNK = 256
 
@@ -50,7 +51,7 @@ class Row:
 
     answer: Answer
     on_news: OnNews
-    width: int
+    width: Width
     chunk_size: int = PREFILL_CHUNK
     client: Hashable = field(default_factory=object)
     """Those of one client share its part of the slots; by default each is a client of its own."""
@@ -68,6 +69,8 @@ class Row:
     placed: float = 0.0
     first: float = 0.0
     """When its first token came."""
+    history: History = field(default_factory=History)
+    """Of its drafts, where its width is chosen."""
 
     @property
     def length(self) -> int:
@@ -80,4 +83,14 @@ class Row:
         """Whether a step may add to the answer: not if what is launched is certain to fill it."""
         if self.done or self.cancelled or self.chunks is None or self.chunks:
             return False
-        return len(self.answer.token_ids) + self.in_flight < self.answer.limit
+        return self.left > 0
+
+    @property
+    def left(self) -> int:
+        """Tokens that the answer may take beyond those that are certain to come."""
+        return self.answer.limit - len(self.answer.token_ids) - self.in_flight
+
+    @property
+    def candidate(self) -> Candidate:
+        """What its width is chosen by."""
+        return Candidate(self.history, self.left, read=not self.in_flight)

@@ -21,6 +21,7 @@ from .refusals import QueueFullError, ShutDownError
 from .requests import check_count
 from .rows import PREFILL_CHUNK, BatchReport, OnNews, RequestReport, Row
 from .sampling import SamplingParams
+from .width_policy import AdaptiveWidths, Width
 
 log = logging.getLogger(__name__)
 
@@ -64,17 +65,17 @@ class Scheduler:
         *,
         max_queue_size: int = 256,
         overlap: bool = True,
-        width: int | None = None,
+        width: Width | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
         prefix_store: int | None = None,
         on_batch: Callable[[BatchReport], None] = lambda _: None,
         on_answer: Callable[[RequestReport], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`width`: drafts verified a step; None: the widest of the bundle. The engine is the scheduler's alone.
-        `prefix_store`: bytes of memory for what slots held before others took them; None: PREFIX_STORE where the
-        engine can keep it. `on_batch` and `on_answer` are called from its thread. Raises ConfigError for a store
-        that the engine cannot fill."""
+        """`width`: drafts verified a step, or "auto"; None: the widest of the bundle. The engine is the
+        scheduler's alone. `prefix_store`: bytes of memory for what slots held before others took them; None:
+        PREFIX_STORE where the engine can keep it. `on_batch` and `on_answer` are called from its thread. Raises
+        ConfigError for a store that the engine cannot fill."""
         check_count("max_queue_size", max_queue_size)
         check_count("prefill_chunk", prefill_chunk)
         self._bundle = bundle
@@ -86,6 +87,7 @@ class Scheduler:
                 overlap=overlap,
                 most_stored=store_bytes(bundle, prefix_store) // max(bytes_per_token(bundle.manifest), 1),
             ),
+            widths=AdaptiveWidths(bundle.manifest.widths),
             on_batch=on_batch,
             on_answer=on_answer,
             on_failure=_log_failure,

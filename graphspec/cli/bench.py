@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from graphspec.runtime.bench.results import CaseResult, Report
+    from graphspec.runtime.width_policy import Width
 
 
 def bench(
@@ -61,7 +62,10 @@ def bench(
     widths: Annotated[
         str | None,
         typer.Option(
-            "--widths", metavar="0,2,4", help="Beside 0; else all of the bundle.", rich_help_panel=SPECULATION
+            "--widths",
+            metavar="2,4,auto",
+            help="Beside 0; else all of the bundle, and auto.",
+            rich_help_panel=SPECULATION,
         ),
     ] = None,
     temperature: Annotated[
@@ -86,7 +90,7 @@ def bench(
 ) -> None:
     """A table on stdout; exit status 1 where an answer depends on the width or the batch size."""
     refuse_unhashed_signature(no_verify, require_signature)
-    batches, asked_widths = _numbers("--batch", batch, least=1), _numbers("--widths", widths, least=0)
+    batches, asked_widths = _numbers("--batch", batch, least=1), _widths(widths)
     for path in (plot, as_json):
         if path is not None and not path.parent.is_dir():  # before the minutes that it takes
             raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
@@ -161,10 +165,10 @@ def _cases(report: Report) -> Table:
     table = _table([*headings, "ms/\nstep", "de-\nvice", "host", "TTFT\nms"])
     for case in report.cases:
         figures = [f"{case.tokens_per_second:.1f}", f"{case.speedup:.2f}", _or_dash(case.geometric_mean_speedup)]
-        figures += [f"{case.predicted_speedup:.2f}", f"{case.tokens_per_step:.2f}"]
+        figures += [_or_dash(case.predicted_speedup), f"{case.tokens_per_step:.2f}"]
         figures += [f"{case.acceptance['acceptance_length_without_bonus']:.2f}", f"{case.step_ms:.1f}"]
         figures += [_or_dash(case.device_ms, 1), _or_dash(case.host_ms, 1), f"{case.ttft_ms:.0f}"]
-        is_last = case.width == report.widest
+        is_last = case.width == report.cases[-1].width
         table.add_row(str(case.batch), str(case.width), *figures, end_section=is_last)
     return table
 
@@ -207,6 +211,14 @@ def _table(headings: Sequence[str]) -> Table:
 
 def _or_dash(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _widths(text: str | None) -> list[Width]:
+    """Likewise, and auto. Raises UsageError."""
+    words = [] if text is None else text.split(",")
+    numbers = [word for word in words if word.strip() != "auto"]
+    found: list[Width] = ["auto"] if len(numbers) < len(words) else []
+    return [*_numbers("--widths", ",".join(numbers) if numbers else None, least=0), *found]
 
 
 def _numbers(flag: str, text: str | None, *, least: int) -> list[int]:

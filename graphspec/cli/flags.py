@@ -54,10 +54,13 @@ ArchModules = Annotated[
         rich_help_panel=PAIR,
     ),
 ]
-Width = Annotated[
-    int | None,
+WidthFlag = Annotated[
+    str | None,
     typer.Option(
-        "--width", metavar="W", help="Drafts verified in a step; else the widest.", rich_help_panel=SPECULATION
+        "--width",
+        metavar="W|auto",
+        help="Drafts verified in a step; auto: what is fastest as it goes; else the widest.",
+        rich_help_panel=SPECULATION,
     ),
 ]
 RequireSignature = Annotated[
@@ -77,6 +80,15 @@ _DEBUG = inspect.Parameter(
     default=False,
     annotation=Annotated[bool, typer.Option("--debug", help="Print a traceback with an error.")],
 )
+
+
+def width_of(text: str | None) -> int | Literal["auto"] | None:
+    """What --width says. Raises UsageError."""
+    if text is None or text == "auto":
+        return None if text is None else "auto"
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"--width is {text!r}: give a whole number from 0, or auto")
+    return int(text)
 
 
 def refuse_unhashed_signature(no_verify: bool, require_signature: Path | None) -> None:

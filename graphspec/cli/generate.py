@@ -12,7 +12,7 @@ import typer
 
 from .answers import Answer, Writer, as_object, totals, write_json
 from .errors import UsageError
-from .flags import RequireSignature, Width, refuse_unhashed_signature
+from .flags import RequireSignature, WidthFlag, refuse_unhashed_signature, width_of
 from .help import ENDS, MACHINE, OUTPUT, PROMPT, SAMPLING, SPECULATION
 from .progress import stages
 from .prompts import prompt_ids, read_prompts
@@ -93,7 +93,7 @@ def generate(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on past the end of the answer.", rich_help_panel=ENDS)
     ] = False,
-    width: Width = None,
+    width: WidthFlag = None,
     no_speculation: Annotated[
         bool, typer.Option("--no-speculation", help="The same as --width 0.", rich_help_panel=SPECULATION)
     ] = False,
@@ -134,6 +134,7 @@ def generate(
     """Text on stdout as it is made; acceptance and speed on stderr."""
     if no_speculation and width is not None:
         raise UsageError("--no-speculation is --width 0: give one of the two")
+    verified = 0 if no_speculation else width_of(width)
     refuse_unhashed_signature(no_verify, require_signature)
     prompts = read_prompts(prompt or (), prompt_file or ())
     started = time.monotonic()
@@ -164,14 +165,13 @@ def generate(
     with loaded:
         load_seconds = time.monotonic() - started
         asked = [prompt_ids(loaded, text, chat=chat, system=system) for text in prompts]
-        verified = 0 if no_speculation else loaded.manifest.widths[-1] if width is None else width
         writer = None if as_json else Writer(len(prompts))
         answers = _answers(loaded.stream(asked, params, width=verified), len(asked), writer)
     if as_json:
         objects = [as_object(answer, load_seconds) for answer in answers]
         write_json(objects[0] if len(objects) == 1 else objects)
         return
-    for line in totals(answers, verified):
+    for line in totals(answers, verified if isinstance(verified, int) else loaded.manifest.widths[-1]):
         print(line, file=sys.stderr)
 
 

@@ -16,13 +16,14 @@ import typer
 from graphspec.errors import ConfigError
 
 from .errors import UsageError
-from .flags import RequireSignature, Width, refuse_unhashed_signature
+from .flags import RequireSignature, WidthFlag, refuse_unhashed_signature, width_of
 from .help import MACHINE
 from .progress import stages
 
 if TYPE_CHECKING:
     from graphspec.runtime.answer_format import AnswerFormat
     from graphspec.runtime.generate import LoadedBundle
+    from graphspec.runtime.width_policy import Width
 
 NETWORK, LIMITS, ANSWERS = "Network", "Limits", "Answers to chats"
 MEGABYTE = 1024 * 1024
@@ -117,7 +118,7 @@ def run(
             rich_help_panel=ANSWERS,
         ),
     ] = None,
-    width: Width = None,
+    width: WidthFlag = None,
     no_overlap: Annotated[
         bool,
         typer.Option("--no-overlap", help="Read each step before the next is launched.", rich_help_panel=MACHINE),
@@ -146,6 +147,7 @@ def run(
     from graphspec.runtime.server.serve import Address, Service
 
     refuse_unhashed_signature(no_verify, require_signature)
+    verified = width_of(width)
     _refuse_empty("--api-key", [] if api_key is None else [api_key])
     _refuse_empty("--served-model-name", served_model_name or [])
     AnswerFormat.chosen(None, tools=tool_call_parser, reasoning=reasoning_parser)  # wrong names are told at once
@@ -177,7 +179,7 @@ def run(
                 metrics,
                 max_queue_size=max_queue_size,
                 overlap=not no_overlap,
-                width=width,
+                width=verified,
                 answers=answers,
                 request_timeout=request_timeout,
                 prefix_store=prefix_store,
@@ -186,7 +188,7 @@ def run(
         except BaseException:
             loaded.close()
             raise
-        for line in [*_banner(loaded, names, width), _memory(loaded, prefix_store), _parsers(answers)]:
+        for line in [*_banner(loaded, names, verified), _memory(loaded, prefix_store), _parsers(answers)]:
             _say(line)
         return model
 
@@ -213,14 +215,14 @@ def _end_at_once() -> None:
     os._exit(0)
 
 
-def _banner(bundle: LoadedBundle, names: list[str], width: int | None) -> list[str]:
+def _banner(bundle: LoadedBundle, names: list[str], width: Width | None) -> list[str]:
     manifest = bundle.manifest
     widths = ", ".join(map(str, manifest.widths))
     return [
         f"model         {', '.join(names)}",
         f"architecture  {manifest.architecture}",
         f"backend       {manifest.backend.name} {manifest.backend.version}, {manifest.backend.device_class}",
-        f"widths        {widths}; {manifest.widths[-1] if width is None else width} in use",
+        f"widths        {widths}; {bundle.checked_width(width)} in use",
         f"capacity      {bundle.engine.num_slots} requests of {manifest.max_length} tokens",
     ]
 

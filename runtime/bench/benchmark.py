@@ -9,6 +9,7 @@ from graphspec.errors import ConfigError
 
 from ..generate import LoadedBundle
 from ..sampling import SamplingParams
+from ..width_policy import AUTO, Width
 from .about import about_bundle, about_machine
 from .measuring import Case, Progress, fitting, measure, num_rounds, silent
 from .prompts import Prompt
@@ -26,8 +27,8 @@ class Options:
     temperature: float = 0.0
     batches: Sequence[int] = ()
     """None given: those of DEFAULT_BATCHES that the bundle has slots for."""
-    widths: Sequence[int] = ()
-    """Beside 0; none: all of the bundle."""
+    widths: Sequence[Width] = ()
+    """Beside 0; none: all of the bundle, and "auto"."""
 
 
 def benchmark(
@@ -45,7 +46,8 @@ def benchmark(
     if too_large := [size for size in options.batches if size > slots]:
         raise ConfigError(f"batch {too_large[0]}: the bundle is loaded with {slots} rows")
     batches = options.batches or [size for size in DEFAULT_BATCHES if size <= slots]
-    widths = sorted({0, *map(bundle.checked_width, options.widths or bundle.manifest.widths)})
+    asked_widths: Sequence[Width] = options.widths or [*bundle.manifest.widths, AUTO]
+    widths = {0, *map(bundle.checked_width, asked_widths)}
     asked, left_out = fitting(bundle, prompts, options.max_new_tokens, options.num_prompts)
     if not asked:
         raise ConfigError(
@@ -53,7 +55,7 @@ def benchmark(
             f"{bundle.manifest.max_length - options.max_new_tokens}; lower --max-new-tokens, or build with a larger "
             "--max-length"
         )
-    cases = [Case(batch, width) for batch in sorted(set(batches)) for width in widths]
+    cases = sorted(Case(batch, width) for batch in set(batches) for width in widths)
     params = SamplingParams(temperature=options.temperature, max_new_tokens=options.max_new_tokens)
     measured = measure(bundle, asked, cases, params, on_progress)
     categories = ", ".join(dict.fromkeys(each.prompt.category for each in asked))

@@ -8,6 +8,7 @@ So a machine whose speed drifts slows every width alike, and none is always the 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from ..generate import LoadedBundle
 from ..loop import Loop, Policy
 from ..rows import PREFILL_CHUNK, Row
 from ..sampling import SamplingParams, uniform_table
+from ..width_policy import AUTO, AdaptiveWidths, Width, WidthPolicy
 from .prompts import Prompt
 from .recorder import Recorder, Times
 
@@ -38,12 +40,20 @@ def silent(_done: int, _total: int) -> None:
     """Tells nobody."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """What is compared."""
 
     batch: int
-    width: int
+    width: Width
+
+    def __lt__(self, other: Case) -> bool:
+        """By batch, then by width, "auto" last."""
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[int, float]:
+        return self.batch, math.inf if self.width == AUTO else self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +89,7 @@ class Measured:
     answers: dict[int, Answered] = field(default_factory=dict)
     """By the prompt's number."""
     steps_alone: list[float] = field(default_factory=list)
-    """Seconds of single steps with every row in use, outside of any answer."""
+    """Seconds of single steps with every row in use, outside of any answer; of a fixed width."""
 
 
 def fitting(
@@ -109,16 +119,19 @@ def measure(
 ) -> dict[Case, Measured]:
     """Every prompt in every case. Prompt number i has the seed i, in each of them. Raises GraphspecError."""
     measured = {case: Measured() for case in cases}
+    # What one answer teaches, the next one knows, as in a server that has run for a while.
+    policies = {case: AdaptiveWidths(bundle.manifest.widths) for case in cases if case.width == AUTO}
     short = replace(params, max_new_tokens=min(params.max_new_tokens or 1, _WARM_UP_TOKENS))
     runs = list(_runs(asked, cases))
     on_progress(0, len(runs))
     for case in cases:  # the first step of a new shape pays for what is set up lazily
-        _answer(bundle, list(enumerate(asked))[: case.batch], case, short)
+        _answer(bundle, list(enumerate(asked))[: case.batch], case, short, policies.get(case))
     for done, (case, numbers) in enumerate(runs, start=1):
         if numbers is None:
-            measured[case].steps_alone += steps_alone(bundle, asked, case)
+            measured[case].steps_alone += steps_alone(bundle, asked, case.batch, case.width)
         else:
-            answers, times = _answer(bundle, [(number, asked[number]) for number in numbers], case, params)
+            of_case = [(number, asked[number]) for number in numbers]
+            answers, times = _answer(bundle, of_case, case, params, policies.get(case))
             measured[case].answers |= answers
             measured[case].times.add(times)
         on_progress(done, len(runs))
@@ -130,11 +143,14 @@ def num_rounds(count: int, cases: Sequence[Case]) -> int:
     return -(-count // _round_size(cases))
 
 
-def steps_alone(bundle: LoadedBundle, asked: Sequence[Asked], case: Case) -> list[float]:
-    """Seconds of single steps of `case.batch` rows that hold the first prompts; all widths from the same context."""
+def steps_alone(bundle: LoadedBundle, asked: Sequence[Asked], batch: int, width: Width) -> list[float]:
+    """Seconds of single steps of `batch` rows that hold the first prompts; all widths from the same context. None of
+    "auto", which is no width of a step."""
+    if width == AUTO:
+        return []
     engine, longest = bundle.engine, (_BURST_STEPS + 1) * (bundle.manifest.widths[-1] + 1)
     room = max(bundle.manifest.max_length - longest, 1)
-    for slot in range(case.batch):
+    for slot in range(batch):
         ids = asked[slot % len(asked)].ids[:room]
         engine.admit(slot, SamplingParams(), uniform_table(0, engine.capacity))
         _prefill(engine, slot, ids)
@@ -142,7 +158,7 @@ def steps_alone(bundle: LoadedBundle, asked: Sequence[Asked], case: Case) -> lis
     timed = min(_BURST_STEPS, (bundle.manifest.max_length - 1) // (bundle.manifest.widths[-1] + 1) - 1)
     for number in range(timed + 1):
         begun = time.perf_counter()
-        engine.step(range(case.batch), case.width).result()
+        engine.step(range(batch), width).result()
         if number:
             seconds.append(time.perf_counter() - begun)
     return seconds
@@ -176,11 +192,16 @@ def _rotated(cases: Sequence[Case], turn: int) -> list[Case]:
 
 
 def _answer(
-    bundle: LoadedBundle, asked: Sequence[tuple[int, Asked]], case: Case, params: SamplingParams
+    bundle: LoadedBundle,
+    asked: Sequence[tuple[int, Asked]],
+    case: Case,
+    params: SamplingParams,
+    widths: WidthPolicy | None,
 ) -> tuple[dict[int, Answered], Times]:
     """Answers the prompts, `case.batch` at a time, as `graphspec generate` does: no overlap, nothing kept."""
     recorder = Recorder(bundle.engine, case.batch)
-    loop = Loop(recorder, Policy(overlap=False, prompts_first=True, reuse_prefixes=False), clock=time.perf_counter)
+    policy = Policy(overlap=False, prompts_first=True, reuse_prefixes=False)
+    loop = Loop(recorder, policy, widths=widths, clock=time.perf_counter)
     waiting = [_Waiting(bundle, each, number, case.width, params) for number, each in asked]
     for one in waiting:
         loop.add(one.row)
@@ -194,7 +215,7 @@ def _answer(
 class _Waiting:
     """A request, and what came of it."""
 
-    def __init__(self, bundle: LoadedBundle, asked: Asked, number: int, width: int, params: SamplingParams) -> None:
+    def __init__(self, bundle: LoadedBundle, asked: Asked, number: int, width: Width, params: SamplingParams) -> None:
         seeded = replace(params, seed=number)
         answer = new_answer(bundle.manifest, bundle.tokenizer, asked.ids, seeded, index=number)
         self.number = number

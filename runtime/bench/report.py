@@ -8,6 +8,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from ..width_policy import Width
 from . import svg
 from .results import CaseResult, Report
 from .svg import Series
@@ -30,11 +31,11 @@ def html(report: Report) -> str:
 
 def _plots(report: Report) -> list[_Plot]:
     batches = list(dict.fromkeys(case.batch for case in report.cases))
-    widths = sorted({case.width for case in report.cases})
+    widths = [case.width for case in report.cases if case.batch == batches[0]]
     found = {(case.batch, case.width): case for case in report.cases}
     per_batch = [(f"batch {batch}", [found[batch, width] for width in widths]) for batch in batches]
-    best = {one.width for one in report.recommendations}
-    told_apart = widths if len(widths) <= svg.NUM_COLOURS else sorted({0, report.widest} | best)
+    telling = {0, report.widest, *(one.width for one in report.recommendations)}
+    told_apart = widths if len(widths) <= svg.NUM_COLOURS else [width for width in widths if width in telling]
     plots = [_speedups(per_batch, widths), _speeds(found, batches, told_apart)]
     if report.widest:
         plots += [_predictions(per_batch), _acceptance(found[batches[0], report.widest])]
@@ -44,14 +45,14 @@ def _plots(report: Report) -> list[_Plot]:
     return plots
 
 
-def _speedups(per_batch: list[tuple[str, list[CaseResult]]], widths: list[int]) -> _Plot:
+def _speedups(per_batch: list[tuple[str, list[CaseResult]]], widths: list[Width]) -> _Plot:
     title = "Speedup by width"
     series = [Series(name, [case.speedup for case in cases]) for name, cases in per_batch]
     drawing = svg.lines(title, "width", [str(width) for width in widths], series, level=1.0)
     return _Plot(title, "Over width 0 of the same batch size (dashed).", Markup(drawing), _names(series))
 
 
-def _speeds(found: dict[tuple[int, int], CaseResult], batches: list[int], widths: list[int]) -> _Plot:
+def _speeds(found: dict[tuple[int, Width], CaseResult], batches: list[int], widths: list[Width]) -> _Plot:
     title = "Tokens a second by batch size"
     series = [Series(f"width {w}", [found[batch, w].tokens_per_second for batch in batches]) for w in widths]
     drawing = svg.lines(title, "batch", [str(batch) for batch in batches], series)
@@ -61,7 +62,14 @@ def _speeds(found: dict[tuple[int, int], CaseResult], batches: list[int], widths
 def _predictions(per_batch: list[tuple[str, list[CaseResult]]]) -> _Plot:
     title = "Observed speedup against predicted"
     groups = [
-        (name, [(case.predicted_speedup, case.speedup, f"width {case.width}") for case in cases if case.width])
+        (
+            name,
+            [
+                (case.predicted_speedup, case.speedup, f"width {case.width}")
+                for case in cases
+                if case.width and case.predicted_speedup is not None
+            ],
+        )
         for name, cases in per_batch
     ]
     drawing = svg.scatter(title, "predicted", "observed", groups)

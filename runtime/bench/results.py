@@ -16,6 +16,7 @@ from typing import Any
 from graphspec.errors import EngineError
 
 from ..acceptance import AcceptanceReport, AcceptanceStatistics
+from ..width_policy import AUTO, Width
 from .measuring import Answered, Asked, Case, Measured
 
 NOTES = [
@@ -35,7 +36,7 @@ class CaseResult:
     """One batch size and width."""
 
     batch: int
-    width: int
+    width: Width
     prompts: int
     tokens: int
     tokens_per_second: float
@@ -45,19 +46,19 @@ class CaseResult:
     """tokens_per_second by that of width 0 of the batch."""
     geometric_mean_speedup: float | None
     """Of each prompt's own; None: no answer had two tokens."""
-    predicted_speedup: float
-    """Tokens a step by cost_ratio."""
-    cost_ratio: float
+    predicted_speedup: float | None
+    """Tokens a step by cost_ratio; None: "auto" runs steps of several widths."""
+    cost_ratio: float | None
     """step_alone_ms by that of width 0: 1 + γc + v."""
     acceptance: AcceptanceReport
     tokens_per_step: float
-    """Of one row, with the bonus token; 1 at width 0."""
+    """Of one row, with the bonus token; 1 at width 0, and in the steps of "auto" that verify nothing."""
     rows_per_step: float
     step_ms: float
     device_ms: float | None
     """Of step_ms; None: this engine does not tell."""
     host_ms: float | None
-    step_alone_ms: float
+    step_alone_ms: float | None
     ttft_ms: float
     """Median over the prompts: from a row to the first token, with what other prompts of the batch took before."""
     prefill_ms: float
@@ -69,7 +70,7 @@ class CategoryResult:
     """One category at batch 1 and one width."""
 
     category: str
-    width: int
+    width: Width
     prompts: int
     tokens_per_second: float
     speedup: float
@@ -82,14 +83,15 @@ class Recommendation:
     """The fastest width of a batch size."""
 
     batch: int
-    width: int
+    width: Width
     speedup: float
 
     def sentence(self) -> str:
         """For the reader."""
         if not self.width:
             return f"Batch {self.batch}: width 0 is fastest: no speculation pays."
-        return f"Batch {self.batch}: width {self.width} is fastest, {self.speedup:.2f} times as fast as width 0."
+        named = "auto" if self.width == AUTO else f"width {self.width}"
+        return f"Batch {self.batch}: {named} is fastest, {self.speedup:.2f} times as fast as width 0."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ class Difference:
 
     prompt: str
     batch: int
-    width: int
+    width: Width
     position: int
     """The first token that differs."""
 
@@ -145,9 +147,9 @@ class Report:
     @property
     def widest(self) -> int:
         """Of the widths."""
-        return max(case.width for case in self.cases)
+        return max(case.width for case in self.cases if case.width != AUTO)
 
-    def best(self, batch: int) -> int:
+    def best(self, batch: int) -> Width:
         """The fastest width."""
         return next(one.width for one in self.recommendations if one.batch == batch)
 
@@ -171,8 +173,8 @@ def _case(measured: Mapping[Case, Measured], case: Case) -> CaseResult:
     this, plain = measured[case], measured[Case(case.batch, 0)]
     answers, times = list(this.answers.values()), this.times
     acceptance = _merged(answers)
-    per_step = acceptance.mean_tokens_per_step if case.width else 1.0
-    cost = _ratio(_step_alone(this), _step_alone(plain))
+    per_step = _tokens_per_step(answers)
+    cost = _ratio(_step_alone(this), _step_alone(plain)) if this.steps_alone else None
     step = _ratio(times.steps_wall, times.steps)
     device = None if times.unmeasured else _ratio(times.steps_device, times.steps)
     tokens = sum(len(answer.token_ids) for answer in answers)
@@ -185,7 +187,7 @@ def _case(measured: Mapping[Case, Measured], case: Case) -> CaseResult:
         end_to_end_tokens_per_second=_ratio(tokens, times.steps_wall + times.prompts_wall),
         speedup=_ratio(_speed(this), _speed(plain)),
         geometric_mean_speedup=_geometric_mean(this, plain),
-        predicted_speedup=_ratio(per_step, cost),
+        predicted_speedup=None if cost is None else _ratio(per_step, cost),
         cost_ratio=cost,
         acceptance=acceptance.to_json(),
         tokens_per_step=per_step,
@@ -193,7 +195,7 @@ def _case(measured: Mapping[Case, Measured], case: Case) -> CaseResult:
         step_ms=step * 1e3,
         device_ms=None if device is None else device * 1e3,
         host_ms=None if device is None else (step - device) * 1e3,
-        step_alone_ms=_step_alone(this) * 1e3,
+        step_alone_ms=_step_alone(this) * 1e3 if this.steps_alone else None,
         ttft_ms=statistics.median(answer.first for answer in answers) * 1e3,
         prefill_ms=_ratio(times.prompts_wall, len(answers)) * 1e3,
     )
@@ -215,7 +217,7 @@ def _categories(measured: Mapping[Case, Measured], asked: Sequence[Asked]) -> li
                     tokens_per_second=speed,
                     speedup=_ratio(speed, _speed_of(plain)),
                     acceptance=acceptance.to_json(),
-                    tokens_per_step=acceptance.mean_tokens_per_step if case.width else 1.0,
+                    tokens_per_step=_tokens_per_step(answers),
                 )
             )
     return found
@@ -249,6 +251,15 @@ def _first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
 
 def _merged(answers: Sequence[Answered]) -> AcceptanceStatistics:
     return reduce(lambda total, answer: total.merge(answer.acceptance), answers, AcceptanceStatistics())
+
+
+def _tokens_per_step(answers: Sequence[Answered]) -> float:
+    """Tokens after the first of each answer by the steps that committed them: passes, and one for each token that
+    none committed."""
+    passes = _merged(answers)
+    alone = max(sum(answer.num_later for answer in answers) - passes.output_tokens, 0)
+    steps = passes.verifications + alone
+    return (passes.output_tokens + alone) / steps if steps else 1.0
 
 
 def _speed(measured: Measured) -> float:

@@ -13,6 +13,7 @@ from ..answer_format import AnswerFormat
 from ..generate import LoadedBundle
 from ..rows import BatchReport
 from ..scheduler import Scheduler
+from ..width_policy import Width
 from .metrics import Metrics
 
 LOG_SECONDS = 3.0
@@ -45,7 +46,7 @@ def start(
     *,
     max_queue_size: int = 256,
     overlap: bool = True,
-    width: int | None = None,
+    width: Width | None = None,
     answers: AnswerFormat | None = None,
     request_timeout: float | None = None,
     prefix_store: int | None = None,

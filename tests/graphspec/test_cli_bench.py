@@ -58,6 +58,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+CASES = [(1, 0), (1, 3), (1, "auto"), (2, 0), (2, 3), (2, "auto")]
+
+
 @pytest.fixture
 def benched(bundle: Path, dataset: Path, run: Command, tmp_path: Path) -> tuple[Run, Any, str]:
     """What one benchmark printed, wrote as JSON, and drew."""
@@ -72,16 +75,16 @@ def test_the_json_has_every_case_and_the_acceptance_of_generate(
     benched: tuple[Run, Any, str], bundle: Path, run: Command
 ) -> None:
     _, found, _ = benched
-    assert [(case["batch"], case["width"]) for case in found["cases"]] == [(1, 0), (1, 3), (2, 0), (2, 3)]
+    assert [(case["batch"], case["width"]) for case in found["cases"]] == CASES
     flags = [word for texts in TEXTS.values() for text in texts for word in ("--prompt", text)]
     answers = json.loads(run("generate", bundle, "--max-new-tokens", MOST, "--json", *flags).out)
     for case in found["cases"]:
         assert case["tokens"] == sum(len(answer["token_ids"]) for answer in answers)
-        if case["width"]:
+        if case["width"] == 3:
             for count in ("drafted_tokens", "accepted_tokens", "output_tokens", "verifications"):
                 assert case["acceptance"][count] == sum(answer["acceptance"][count] for answer in answers)
         assert case["step_ms"] == pytest.approx(case["device_ms"] + case["host_ms"])
-    assert found["outputs"] == {"equal": True, "compared": 9, "differences": []}
+    assert found["outputs"] == {"equal": True, "compared": 15, "differences": []}
     assert found["about"]["prompts"] == "questions.jsonl, 3 of letters, other; 2 left out, too long for the bundle"
 
 
@@ -96,7 +99,7 @@ def test_the_page_shows_the_figures_of_the_json_and_needs_nothing_else(benched: 
     assert [row[8:11] for row in shown] == [
         [f"{c[name]:.2f}" for name in ("step_ms", "device_ms", "host_ms")] for c in found["cases"]
     ]
-    assert len([row for row in page.tables["categories"] if row]) == len(found["categories"]) == 4
+    assert len([row for row in page.tables["categories"] if row]) == len(found["categories"]) == 6
     assert dict(row for row in page.tables["about"]) == found["about"]
     assert page.tags.count("svg") == 6
     assert not {"script", "link", "img", "iframe"}.intersection(page.tags)
@@ -107,13 +110,14 @@ def test_the_page_shows_the_figures_of_the_json_and_needs_nothing_else(benched: 
 def test_the_tables_fit_a_terminal_and_end_with_what_to_do(benched: tuple[Run, Any, str]) -> None:
     result, found, _ = benched
     lines = result.out.splitlines()
-    rows = [line.split() for line in lines if re.match(r" *[12] +[03] ", line)]
-    assert [[int(word) for word in row[:2]] for row in rows] == [[1, 0], [1, 3], [2, 0], [2, 3]]
+    rows = [line.split() for line in lines if re.match(r" *[12] +([03]|auto) ", line)]
+    assert [(row[0], row[1]) for row in rows] == [(str(batch), str(width)) for batch, width in CASES]
     assert [row[2] for row in rows] == [f"{case['tokens_per_second']:.1f}" for case in found["cases"]]
     assert "…" not in result.out
     first, second, equal = lines[-3:]
-    assert first.startswith(f"Batch 1: width {found['recommendations'][0]['width']} is fastest")
-    assert second.startswith(f"Batch 2: width {found['recommendations'][1]['width']} is fastest")
+    for line, one in zip((first, second), found["recommendations"], strict=True):
+        fastest = "auto" if one["width"] == "auto" else f"width {one['width']}"
+        assert line.startswith(f"Batch {one['batch']}: {fastest} is fastest")
     assert equal.startswith("Outputs are equal, token for token")
 
 
@@ -121,12 +125,15 @@ def test_a_few_prompts_of_one_category_can_be_asked_for(
     bundle: Path, dataset: Path, run: Command, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.json"
-    words = ["--dataset", dataset, "--max-new-tokens", 2, "--batch", 2, "--widths", 3]
+    words = ["--dataset", dataset, "--max-new-tokens", 2, "--batch", 2, "--widths", "auto"]
     result = run("bench", bundle, *words, "--category", "letters", "--num-prompts", 1, "--json", out)
     assert result.status == 0
     found = json.loads(out.read_text())
     assert found["about"]["prompts"] == "questions.jsonl, 1 of letters"
-    assert [(case["batch"], case["width"], case["prompts"]) for case in found["cases"]] == [(2, 0, 1), (2, 3, 1)]
+    assert [(case["batch"], case["width"], case["prompts"]) for case in found["cases"]] == [
+        (2, 0, 1),
+        (2, "auto", 1),
+    ]
     assert found["categories"] == []
 
 
@@ -136,6 +143,7 @@ def test_a_few_prompts_of_one_category_can_be_asked_for(
         ("--batch 1,x", 2, "--batch is '1,x': give whole numbers from 1 with commas, such as 1,2,4"),
         ("--batch 0", 2, "--batch is '0'"),
         ("--widths 1.5", 2, "--widths is '1.5'"),
+        ("--widths 1,automatic", 2, "--widths is '1,automatic'"),
         ("--batch 9", 1, "9: the bundle was built for 1 to 2 "),
         ("--widths 2", 1, "width 2 is not in this bundle; it was built for 0, 3"),
         ("--dataset nowhere.jsonl", 1, "nowhere.jsonl: No such file or directory"),

@@ -82,6 +82,7 @@ def test_output_is_the_same_with_and_without_speculation(answer: Any, sampling: 
     assert with_drafts["acceptance"]["drafted_tokens"] > 0
     assert without["acceptance"]["drafted_tokens"] == 0
     assert answer(*prompt, text=True) == with_drafts["text"] + "\n"
+    assert answer(*prompt, "--width", "auto")["token_ids"] == without["token_ids"]
 
 
 def test_without_drafts_no_acceptance_is_claimed(bundle: Path, run: Command) -> None:
@@ -163,6 +164,12 @@ def test_a_request_that_cannot_be_served_is_one_line(bundle: Path, run: Command,
     (line,) = result.errors
     assert line.startswith("error: ")
     assert said in line
+
+
+def test_a_width_that_is_no_number_is_refused(bundle: Path, run: Command) -> None:
+    result = run("generate", bundle, "--prompt", "abc", "--width", "wide")
+    assert (result.status, result.out) == (2, "")
+    assert "--width is 'wide': give a whole number from 0, or auto" in result.err
 
 
 def test_an_empty_prompt_and_bytes_that_are_no_text_are_refused(bundle: Path, run: Command, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class Done:
 
     def result(self) -> StepResult:
         nothing = np.zeros(0, np.int64)
-        return StepResult(slots=(), accepted=nothing, committed=nothing, seconds=self.seconds)
+        return StepResult(slots=(), accepted=nothing, committed=nothing, drafts=nothing, seconds=self.seconds)
 
 
 @dataclass(slots=True)

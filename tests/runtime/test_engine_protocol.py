@@ -59,7 +59,8 @@ def test_drafts_and_tokens_are_those_of_the_eager_step(pairs: Pairs, kind: str, 
     prompts = PROMPTS[2:6]
     loops = []
     for slot, (prompt, params) in enumerate(zip(prompts, PARAMS, strict=True)):
-        admit(engine, slot, prompt, params)
+        of_prompt = admit(engine, slot, prompt, params).result()
+        assert of_prompt.drafts_of(0) == engine.drafts(slot).tolist()[1:]
         uniform = torch.tensor(uniform_table(params.seed or 0, engine.capacity))[:, 0]
         sampling = Sampling(
             temperature=params.temperature,
@@ -77,6 +78,7 @@ def test_drafts_and_tokens_are_those_of_the_eager_step(pairs: Pairs, kind: str, 
         for slot, loop in enumerate(loops):
             (turn,) = loop.advance(width)
             assert result.tokens(slot) == list(turn.committed[: turn.accepted + 1])
+            assert result.drafts_of(slot) == engine.drafts(slot).tolist()[1:]
         assert_same_drafts(engine, loops)
     engine.close()
 
@@ -98,7 +100,7 @@ def test_steps_may_be_launched_before_earlier_ones_are_read(engine: Engine) -> N
         tokens = [[*first.result().tokens(0)] for first in pending]
         for step in launched:
             for slot in range(4):
-                tokens[slot] += step.result().tokens(slot)
+                tokens[slot] += [*step.result().tokens(slot), *step.result().drafts_of(slot)]
         return tokens
 
     assert run(True) == run(False)

@@ -118,7 +118,7 @@ def test_i5_the_host_s_bounds_hold_the_device_s_length_and_meet_it_when_nothing_
             if row.answer.token_ids or row.in_flight:
                 known += len(row.answer.token_ids) - 1  # the newest token is not in the cache yet
             written = driven.device.written(row.slot)
-            assert known + row.in_flight <= written <= known + row.in_flight * (row.width + 1)
+            assert known + row.in_flight <= written <= known + row.in_flight * (driven.device.num_drafts + 1)
 
     play(scenario, watch)
 

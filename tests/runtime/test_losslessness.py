@@ -13,6 +13,7 @@ from pairs import FORCED, NAMES, WIDTHS, Encoding, Pairs
 from graphspec.runtime.answer import Generation
 from graphspec.runtime.generate import LoadedBundle
 from graphspec.runtime.sampling import SamplingParams
+from graphspec.runtime.width_policy import AUTO, Width
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +82,8 @@ def test_seeded_tokens_are_the_same_at_every_width_alone_and_in_a_batch(
     params = [sampled(i) for i in range(len(prompts))]
     plain = one_at_a_time(bundle, prompts, params, width=0)
     assert len(set(plain)) == len(plain)
-    for width in WIDTHS:
+    asked: Sequence[Width] = [*WIDTHS, AUTO]
+    for width in asked:
         assert ids(bundle.generate(prompts, params, width=width)) == plain
     assert one_at_a_time(bundle, prompts, params, WIDTHS[-1]) == plain
 

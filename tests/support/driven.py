@@ -17,6 +17,7 @@ from graphspec.runtime.rows import BatchReport, RequestReport, Row
 from graphspec.runtime.sampling import SamplingParams
 from graphspec.runtime.stops import StopRules, StopTracker
 from graphspec.runtime.text import IncrementalDetokenizer, Tokenizer
+from graphspec.runtime.width_policy import Width, WidthPolicy
 
 EOS = 63
 
@@ -70,6 +71,7 @@ class Driven:
     policy: Policy = field(default_factory=Policy)
     host_time: float = 0.0
     max_length: int = 200
+    widths: WidthPolicy | None = None
     batches: list[BatchReport] = field(default_factory=list)
     answers: list[RequestReport] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
@@ -79,6 +81,7 @@ class Driven:
         self.loop = Loop(
             self.device,
             self.policy,
+            widths=self.widths,
             on_batch=self.batches.append,
             on_answer=self.answers.append,
             on_failure=self.failures.append,
@@ -93,7 +96,7 @@ class Driven:
         self,
         prompt: Sequence[int] = (1, 2, 3),
         *,
-        width: int | None = None,
+        width: Width | None = None,
         chunk_size: int = 8,
         client: Hashable = None,
         deadline: float | None = None,

@@ -77,7 +77,8 @@ class FakeEngine:
             committed[row, : len(tokens)] = tokens
             self._lengths[slot] += len(tokens)
         accepted = np.array([max(numbers[slot] - 1, 0) for slot in slots], np.int64)
-        return FakePending(self, number, StepResult(slots=slots, accepted=accepted, committed=committed))
+        drafts = np.array([tokens_after(self._lengths[slot], 4) for slot in slots], np.int64)
+        return FakePending(self, number, StepResult(slots=slots, accepted=accepted, committed=committed, drafts=drafts))
 
 
 @dataclass

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from virtual_device import VOCABULARY, VirtualDevice
 
 from graphspec.runtime.loop import Policy
+from graphspec.runtime.width_policy import Width, WidthPolicy
 
 BEGINNINGS = ((1, 2, 3), (1, 2, 3, 4, 5, 6, 7, 8, 9), (9,), (9, 9, 9, 9, 9, 9))
 """Of prompts: some begin like others, so that slots are used again for them."""
@@ -74,8 +75,15 @@ SCENARIOS = st.builds(
 MAX_LENGTH = 40
 
 
-def play(scenario: Scenario, watch: Callable[[Driven], None] = lambda _: None) -> Driven:
-    """Until everything has ended; `watch` is called after every turn. No launch may fail."""
+def play(
+    scenario: Scenario,
+    watch: Callable[[Driven], None] = lambda _: None,
+    *,
+    width: Callable[[int], Width] | None = None,
+    widths: WidthPolicy | None = None,
+) -> Driven:
+    """Until everything has ended; `watch` is called after every turn. No launch may fail. `width`: of each visit by
+    its number, in place of its own."""
     wrong = scenario.wrong
     device = VirtualDevice(
         num_slots=scenario.num_slots,
@@ -83,12 +91,12 @@ def play(scenario: Scenario, watch: Callable[[Driven], None] = lambda _: None) -
         step_time=scenario.step_time,
         right=lambda position: position % wrong != 0,
     )
-    driven = Driven(device, scenario.policy, host_time=scenario.host_time, max_length=MAX_LENGTH)
+    driven = Driven(device, scenario.policy, host_time=scenario.host_time, max_length=MAX_LENGTH, widths=widths)
     asked, turn = dict[int, Asked](), 0
     while len(asked) < len(scenario.visits) or not driven.loop.idle:
         for number, visit in enumerate(scenario.visits):
             if visit.arrives == turn:
-                asked[number] = _arrive(driven, visit)
+                asked[number] = _arrive(driven, visit, visit.width if width is None else width(number))
             if visit.cancelled == turn and number in asked and not asked[number].ended:
                 driven.cancel(asked[number])
         driven.turn()
@@ -120,10 +128,10 @@ def right(asked: Asked) -> bool:
     return outcome(asked) == (tokens, reason)
 
 
-def _arrive(driven: Driven, visit: Visit) -> Asked:
+def _arrive(driven: Driven, visit: Visit, width: Width) -> Asked:
     return driven.ask(
         visit.prompt,
-        width=visit.width,
+        width=width,
         chunk_size=visit.chunk_size,
         client=visit.client,
         deadline=None if visit.patience is None else driven.clock.now + visit.patience,

@@ -77,6 +77,8 @@ class VirtualDevice:
     prefill_time: float = 1.0
     """Seconds of a chunk, whatever its size."""
     step_time: float = 1.0
+    draft_time: float = 0.0
+    """What each draft verified adds to a step."""
     launch_time: float = 0.0
     """Seconds of the host for each launch."""
     right: Callable[[int], bool] = lambda position: position % 5 != 0
@@ -130,7 +132,7 @@ class VirtualDevice:
         assert not logits, "it has none"
         assert len(set(slots)) == len(slots) > 0
         committed = [self._verify(self._rows[slot], width) for slot in slots]
-        return self._launched("step", tuple(slots), width, self.step_time, committed)
+        return self._launched("step", tuple(slots), width, self.step_time + width * self.draft_time, committed)
 
     def drafts(self, slot: int) -> NDArray[np.int64]:
         return np.array([self._rows[slot].pending, *self._rows[slot].drafts])
@@ -171,7 +173,8 @@ class VirtualDevice:
         for line, found in zip(committed, tokens, strict=True):
             line[: len(found)] = found
         accepted = np.array([max(len(found) - 1, 0) for found in tokens], np.int64)
-        outcome = StepResult(slots=slots, accepted=accepted, committed=committed)
+        drafts = [self._rows[slot].drafts or [NO_TOKEN] * self.num_drafts for slot in slots]
+        outcome = StepResult(slots=slots, accepted=accepted, committed=committed, drafts=np.array(drafts))
         return VirtualPending(self.clock, start + seconds, outcome, self.fails(len(self.spans) - 1))
 
 
