@@ -173,13 +173,17 @@ def _where_they_are(ours: Row) -> str:
 
 
 def _as_precise(rows: Sequence[Row]) -> list[Row]:
-    """Our fastest, and the peers whose perplexities are at most AS_PRECISE times its own."""
+    """Our fastest, and the peers whose perplexity (of all kinds of text, the geometric mean) is at most AS_PRECISE
+    times its own."""
     ours = max((each for each in rows if each.ours), key=lambda each: each.decode.median, default=None)
     if ours is None or not ours.perplexity:
         return []
-    most = {kind: value * AS_PRECISE for kind, value in ours.perplexity.items()}
-    peers = [each for each in rows if not each.ours and each.perplexity]
-    return [ours, *(each for each in peers if all(each.perplexity[kind] <= most[kind] for kind in most))]
+    most = _overall(ours) * AS_PRECISE
+    return [ours, *(each for each in rows if not each.ours and each.perplexity and _overall(each) <= most)]
+
+
+def _overall(one: Row) -> float:
+    return statistics.geometric_mean(one.perplexity.values())
 
 
 def _by_round(samples: Sequence[Sample], tokens: Callable[[Sample], int], seconds: Callable[[Sample], float]) -> Spread:
