@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphspec.runtime.step_times import BURST, StepTimes, costs
@@ -69,6 +69,7 @@ def test_a_number_of_rows_without_times_has_those_of_the_nearest() -> None:
     assert times.of([0, 4], 5) == times.of([0, 4], 8) == pytest.approx({0: 2.0, 4: 4.0})
 
 
+@settings(deadline=None, max_examples=30)
 @given(steps=st.integers(1, 5000), widths=st.sets(st.integers(0, 8), min_size=1, max_size=5))
 def test_probes_are_as_few_as_is_promised(steps: int, widths: set[int]) -> None:
     times, listed, count = StepTimes(), sorted(widths), 0
