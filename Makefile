@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := .demo
 MODEL := $(DEMO)/SmolLM2-135M-Instruct.Q4_1.gguf
-# What a small model answers well, and repeats itself in: prompt lookup drafts from it.
+# An EAGLE-3 head trained by `graphspec distill`.
+DRAFT := drafts/smollm2-135m-instruct-eagle3
+# What a small model answers well.
 PROMPT := Write an HTML table with three columns and five rows, with the headings Name, Age and City.
 
 .PHONY: demo test check clean
@@ -25,7 +27,7 @@ $(MODEL): | $(VENV)/.installed
 	@touch $@
 
 demo: $(VENV)/.installed $(MODEL)
-	$(BIN)/graphspec build --model $(MODEL) --num-speculative-tokens 4 --max-length 2048 -o $(DEMO)/bundle
+	$(BIN)/graphspec build --model $(MODEL) --draft-model-path $(DRAFT) --num-speculative-tokens 4 --max-length 2048 -o $(DEMO)/bundle
 	$(BIN)/graphspec generate $(DEMO)/bundle --prompt "$(PROMPT)" --max-new-tokens 218
 
 check: $(VENV)/.installed
