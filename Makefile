@@ -6,8 +6,8 @@ DEMO := .demo
 MODEL := $(DEMO)/SmolLM2-135M-Instruct.Q4_1.gguf
 # An EAGLE-3 head trained by `graphspec distill`.
 DRAFT := drafts/smollm2-135m-instruct-eagle3
-# What a small model answers well.
-PROMPT := Write an HTML table with three columns and five rows, with the headings Name, Age and City.
+# Of the kind that the head was trained on: ordinary chat.
+PROMPT := Give me five tips for a job interview.
 
 .PHONY: demo test check clean
 
