@@ -30,7 +30,7 @@ class LinearLowering:
         self._builder, self._encoding, self._sign = builder, encoding, weight_sign
         self._weights: dict[ir.Value, tuple[ir.Value, ...]] = {}
         self._quantised: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
-        self._rows: dict[ir.Value, ir.Value] = {}
+        self._rows: dict[tuple[ir.Value, float], ir.Value] = {}
 
     def lower(self, x: ir.Value, weight: ir.Value, *, bound: float = 0.0) -> ir.Value:
         """x [..., in], weight [out, in] → [..., out]; bound: as ops.linear's."""
@@ -60,9 +60,9 @@ class LinearLowering:
     def _bounded(self, x: ir.Value, weight: ir.Value, bound: float) -> ir.Value:
         """One grid for every row: no look at the row, and values beyond it become its ends."""
         const = self._builder.constant
-        if x not in self._rows:
-            self._rows[x] = self._builder.op("QuantizeLinear", [x, const(bound / 127), const(128, np.uint8)])
-        return self._product(self._rows[x], bound / 127, weight)
+        if (x, bound) not in self._rows:
+            self._rows[x, bound] = self._builder.op("QuantizeLinear", [x, const(bound / 127), const(128, np.uint8)])
+        return self._product(self._rows[x, bound], bound / 127, weight)
 
     def _product(self, rows: ir.Value, step: float, weight: ir.Value) -> ir.Value:
         const = self._builder.constant

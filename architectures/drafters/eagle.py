@@ -122,7 +122,7 @@ def _check_head(renamed: RenamedCheckpoint, target: DecoderTarget) -> None:
     if "lm_head.weight" not in renamed:
         raise CheckpointError(f"draft '{renamed.name}' says has_lm_head and has no lm_head.weight")
     ((_, own),) = renamed.load(["lm_head.weight"])
-    shared = target.embedding.weight if target.head is None else target.head.weight
+    shared = target.head_weight
     if own.shape != shared.shape or not torch.equal(own, shared.to(own.dtype)):
         raise UnsupportedError(
             f"draft '{renamed.name}' has an output head of its own (has_lm_head), and an EAGLE-1/2 head is run with "

@@ -12,6 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from graphspec.architectures.blocks.decoder import Attention
+from graphspec.architectures.drafters.dflash import DFlashDrafter
+from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
+from graphspec.architectures.target import DecoderTarget
 from graphspec.architectures.weights import Source
 from graphspec.errors import UnsupportedError
 
@@ -41,6 +44,14 @@ def fill_randomly(drafter: nn.Module, generator: torch.Generator) -> None:
             value = torch.randn(shape, generator=generator) * (0.1 * shape[1] ** -0.5)
         owner, _, attribute = name.rpartition(".")
         setattr(drafter.get_submodule(owner), attribute, nn.Parameter(value))
+
+
+def copy_ends(target: DecoderTarget, drafter: DFlashDrafter | Eagle3Drafter, kept: Tensor) -> None:
+    """The target's norm, the rows of its head for the tokens i64[Vd] `kept`, and its last tap as the feature."""
+    assert drafter.head is not None
+    drafter.norm.weight.copy_(target.norm.weight)
+    drafter.head.weight.copy_(target.head_weight[kept])
+    drafter.fc.weight[:, -target.config.hidden :].add_(torch.eye(target.config.hidden))
 
 
 def same_heads(one: Attention, other: Attention) -> bool:

@@ -70,7 +70,7 @@ class _Teacher:
         # Several drafts ask for the same distribution: each is computed once, and found by its row.
         asked = functional.pad(batch.anchors, (1, 0))[:, :-1]  # where the target says a token that can be drafted
         self._rows = asked.flatten().cumsum(0).reshape(asked.shape) - 1
-        head = (target.embedding.weight if target.head is None else target.head.weight)[kept]
+        head = target.head_weight[kept]
         self._distributions = torch.softmax(functional.linear(batch.final[asked], head).float(), dim=-1)
 
     def exists(self, positions: Tensor) -> Tensor:

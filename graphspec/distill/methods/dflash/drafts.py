@@ -13,7 +13,7 @@ from graphspec.architectures.blocks.decoder import DecoderConfig
 from graphspec.architectures.drafters.dflash import BlockLayer, DFlashDrafter
 from graphspec.architectures.drafters.dflash_loading import sources
 from graphspec.architectures.target import DecoderTarget
-from graphspec.distill.drafts import CARRIED, fill_randomly, same_heads, stored_tensors, taps, write_draft
+from graphspec.distill.drafts import CARRIED, copy_ends, fill_randomly, same_heads, stored_tensors, taps, write_draft
 from graphspec.distill.recipe import DraftShape
 from graphspec.distill.vocabulary import draft_to_target, target_to_draft
 from graphspec.errors import ConfigError
@@ -96,13 +96,9 @@ def save_draft(folder: Path, drafter: DFlashDrafter, config: Mapping[str, Any]) 
 
 
 def _copy_end(target: DecoderTarget, drafter: DFlashDrafter, kept: Tensor) -> None:
-    assert drafter.head is not None
     last = list(target.layers)[-drafter.config.layers :]
     with torch.no_grad():
-        drafter.norm.weight.copy_(target.norm.weight)
-        head = target.embedding.weight if target.head is None else target.head.weight
-        drafter.head.weight.copy_(head[kept])
-        drafter.fc.weight[:, -target.config.hidden :].add_(torch.eye(target.config.hidden))
+        copy_ends(target, drafter, kept)
         for layer, model in zip(drafter.layers, last, strict=True):
             _copy_layer(layer, model)
 

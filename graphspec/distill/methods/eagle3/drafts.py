@@ -13,7 +13,7 @@ from graphspec.architectures.blocks.decoder import DecoderConfig
 from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
 from graphspec.architectures.drafters.eagle3_loading import sources
 from graphspec.architectures.target import DecoderTarget
-from graphspec.distill.drafts import CARRIED, fill_randomly, same_heads, stored_tensors, taps, write_draft
+from graphspec.distill.drafts import CARRIED, copy_ends, fill_randomly, same_heads, stored_tensors, taps, write_draft
 from graphspec.distill.recipe import DraftShape
 from graphspec.distill.vocabulary import draft_to_target, target_to_draft
 
@@ -80,13 +80,9 @@ def _published(name: str) -> str:
 
 
 def _copy_end(target: DecoderTarget, drafter: Eagle3Drafter, kept: Tensor) -> None:
-    assert drafter.head is not None
     last = list(target.layers)[-1]
     with torch.no_grad():
-        drafter.norm.weight.copy_(target.norm.weight)
-        head = target.embedding.weight if target.head is None else target.head.weight
-        drafter.head.weight.copy_(head[kept])
-        drafter.fc.weight[:, -target.config.hidden :].add_(torch.eye(target.config.hidden))
+        copy_ends(target, drafter, kept)
         drafter.first.mlp_norm.weight.copy_(last.mlp_norm.weight)
         if drafter.config.intermediate == target.config.intermediate:
             drafter.first.mlp.gate_up.weight.copy_(last.mlp.gate_up.weight)
