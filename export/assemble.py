@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from graphspec.architectures.step import FusedStep
 from graphspec.backends import BACKENDS
@@ -20,6 +20,7 @@ from .tensorrt_compile import TensorRt
 from .trace import trace
 
 if TYPE_CHECKING:
+    from .linear import Encoding
     from .onnxruntime_backend import OnnxRuntimeBackend
 
 
@@ -73,7 +74,7 @@ def _backend(options: BuildOptions) -> OnnxRuntimeBackend | TensorRtWriter:
     if options.backend == "onnxruntime":
         from .onnxruntime_backend import OnnxRuntimeBackend
 
-        return OnnxRuntimeBackend("int8" if options.encoding == "int8" else "float32", options.device)
+        return OnnxRuntimeBackend(cast("Encoding", options.encoding), options.device)  # checked_encoding
     return TensorRtWriter(
         TensorRt(options.backend), options.encoding, options.max_batch_size, bake_weights=options.bake_weights
     )

@@ -27,12 +27,18 @@ _CUTS = ((1, 2, 3), (60, 65, 129), (150, 295), (255, 256, 258), (-3, -2, -1))
 
 
 def is_row_invariant(
-    root: Path, states: Sequence[StateSpec], vocabulary: int, *, positions: int, num_threads: int
+    root: Path,
+    states: Sequence[StateSpec],
+    vocabulary: int,
+    *,
+    positions: int,
+    num_threads: int,
+    fewest_tokens: int = 1,
 ) -> bool:
     """Runs the same tokens whole, in pieces and beside other rows: True if every target cache has the same bits,
     and the logits.
 
-    `positions`: tokens that a row has room for.
+    `positions`: tokens that a row has room for; `fewest_tokens`: as of the manifest.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -42,9 +48,9 @@ def is_row_invariant(
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     length = min(_LONGEST, positions)
     tokens = np.random.default_rng(0).integers(0, vocabulary, (4, length))
-    alone = _run(session, states, tokens[:1], (length,))
-    others = [_run(session, states, tokens[:1], pieces) for pieces in _pieces(length)]
-    others.append(_run(session, states, tokens, (length,)))
+    alone = _run(session, states, tokens[:1], (length,), fewest_tokens)
+    others = [_run(session, states, tokens[:1], pieces, fewest_tokens) for pieces in _pieces(length)]
+    others.append(_run(session, states, tokens, (length,), fewest_tokens))
     return all(_same_bits(alone, other, states, length) for other in others)
 
 
@@ -58,7 +64,7 @@ def _pieces(length: int) -> list[tuple[int, ...]]:
 
 
 def _run(
-    session: Any, states: Sequence[StateSpec], tokens: NDArray[np.int64], split: Sequence[int]
+    session: Any, states: Sequence[StateSpec], tokens: NDArray[np.int64], split: Sequence[int], fewest_tokens: int
 ) -> tuple[Arrays, _Logits]:
     """The states after the tokens i64[B, T], fed in pieces as a prompt is; the logits on the way."""
     batch = len(tokens)
@@ -69,8 +75,9 @@ def _run(
         after = start + length
         visible = min(-(-(after + 1) // 32) * 32, capacity)
         following = tokens[:, after] if after < tokens.shape[1] else np.full(batch, -1)
+        padding = max(0, -(-fewest_tokens // batch) - length)
         feeds = {
-            "tokens": tokens[:, start:after],
+            "tokens": np.pad(tokens[:, start:after], ((0, 0), (0, padding)), constant_values=-1),
             "kv_len": np.full(batch, start),
             "n_tokens": np.full(batch, length),
             "n_known": np.full(batch, length),

@@ -1,5 +1,7 @@
 """Projections on ONNX Runtime's CPU provider, by encoding.
 
+int4: weights in blocks of 32 (block_quantisation.py); heads in 8 bits, and in float what does not divide into blocks.
+
 int8 (design §5): weights per output channel, activations per row, so a row's result does not depend on the
 rows beside it; where the magnitude of a row is known beforehand, one grid serves all. Activations are uint8 with
 zero point 128. What the weights are stored as depends on the CPU (onnxruntime/core/mlas/lib/platform.cpp): with
@@ -16,10 +18,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from .block_quantisation import BLOCK, BlockLowering
 from .builder import MICROSOFT, Builder
 from .weights import derived, static_shape
 
-Encoding = Literal["float32", "int8"]
+Encoding = Literal["float32", "int8", "int4"]
 WeightSign = Literal["uint8", "int8"]
 
 
@@ -28,15 +31,25 @@ class LinearLowering:
 
     def __init__(self, builder: Builder, encoding: Encoding, weight_sign: WeightSign) -> None:
         self._builder, self._encoding, self._sign = builder, encoding, weight_sign
+        self._blocks = BlockLowering(builder)
         self._weights: dict[ir.Value, tuple[ir.Value, ...]] = {}
         self._quantised: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         self._rows: dict[tuple[ir.Value, float], ir.Value] = {}
 
-    def lower(self, x: ir.Value, weight: ir.Value, *, bound: float = 0.0) -> ir.Value:
-        """x [..., in], weight [out, in] → [..., out]; bound: as ops.linear's."""
+    def lower(self, x: ir.Value, weight: ir.Value, *, bound: float = 0.0, is_head: bool = False) -> ir.Value:
+        """x [..., in], weight [out, in] → [..., out]; bound: as ops.linear's. `is_head`: the outputs are logits."""
         if self._encoding == "float32":
             return self._float32(x, weight)
+        if self._encoding == "int4":
+            return self._int4(x, weight, is_head=is_head)
         return self._bounded(x, weight, bound) if bound else self._int8(x, weight)
+
+    def _int4(self, x: ir.Value, weight: ir.Value, *, is_head: bool) -> ir.Value:
+        """A head has twice the bits, as in llama.cpp's mixtures: every token's logit comes straight from it."""
+        source, (_, inputs) = _stored(weight)
+        if inputs % BLOCK:
+            return self._float32(x, weight)
+        return (self._blocks.eight_bits if is_head else self._blocks.four_bits)(x, weight, source)
 
     def _float32(self, x: ir.Value, weight: ir.Value) -> ir.Value:
         if weight not in self._weights:

@@ -38,7 +38,7 @@ class _Lowering:
         # torch.export leaves out an argument that has its default.
         bound = node.attributes["bound"].as_float() if "bound" in node.attributes else 0.0
         by_name: dict[str, Callable[[], ir.Value]] = {
-            "Linear": lambda: self._linear.lower(*inputs, bound=bound),
+            "Linear": lambda: self._linear.lower(*inputs, bound=bound, is_head=_makes_logits(node)),
             "RmsNorm": lambda: self.builder.op(
                 "RMSNormalization", inputs, axis=-1, epsilon=node.attributes["eps"].as_float()
             ),
@@ -58,3 +58,9 @@ class _Lowering:
         gate, up = self.builder.op_with_outputs("Split", [x], 2, axis=-1, num_outputs=2)
         silu = self.builder.op("QuickGelu", [gate], domain=MICROSOFT, alpha=1.0)
         return self.builder.op("Mul", [silu, up])
+
+
+def _makes_logits(node: ir.Node) -> bool:
+    """Whether tokens are chosen by what the node computes."""
+    (output,) = node.outputs
+    return output.is_graph_output() or any(user.op_type in ("Sample", "ArgMax") for user, _ in output.uses())

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 Device = Literal["cpu", "cuda"]
 DEFAULT_BACKEND: Backend = "onnxruntime"
-PLANNED_ENCODINGS = {"onnxruntime": ("int4",)}
+_NOT_ON_CUDA = {
+    "int8": "ONNX Runtime has no kernel there for its products (MatMulIntegerToFloat)",
+    "int4": "its rows become 8-bit integers only on a CPU (MatMulNBits, accuracy level 4)",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,7 @@ BACKENDS: dict[Backend, BackendKind] = {
     for kind in (
         BackendKind(
             name="onnxruntime",
-            encodings=("int8", "float32"),
+            encodings=("int8", "int4", "float32"),
             devices=("cpu", "cuda"),
             module="onnxruntime",
             distributions=("onnxruntime", "onnxruntime-gpu"),
@@ -111,18 +114,16 @@ def checked_encoding(encoding: str | None, backend: BackendKind, device: Device 
     known = backend.encodings
     if backend.name == "onnxruntime" and device == "cuda":
         known = ("float32",)
-        if encoding == "int8":
+        if encoding in _NOT_ON_CUDA:
             raise UnsupportedError(
-                "encoding 'int8' is not available on backend 'onnxruntime' with --device cuda, where ONNX Runtime has "
-                "no kernel for its products (MatMulIntegerToFloat); use float32"
+                f"encoding '{encoding}' is not available on backend 'onnxruntime' with --device cuda: "
+                f"{_NOT_ON_CUDA[encoding]}; use float32"
             )
     if encoding is None:
         return known[0]
     if encoding in known:
         return encoding
-    everywhere = {name for kind in BACKENDS.values() for name in kind.encodings}
-    elsewhere = (*everywhere, *PLANNED_ENCODINGS.get(backend.name, ()))
-    if encoding in elsewhere:
+    if encoding in {name for kind in BACKENDS.values() for name in kind.encodings}:
         raise UnsupportedError(
             f"encoding '{encoding}' is not available on backend '{backend.name}'; use {_either(known)}"
         )

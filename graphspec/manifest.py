@@ -200,6 +200,8 @@ class Manifest(_Part):
     row_invariant: bool | None = None
     """Whether a row's result was found bit-equal in every batch and width on the build machine; None: not
     checked."""
+    fewest_tokens: Count = 1
+    """Tokens of a step, all rows together, below which products take another path: what has fewer is padded."""
     graphs: Annotated[tuple[Graph, ...], Field(min_length=1)]
     states: tuple[StateSpec, ...]
     files: Mapping[RelativePath, FileEntry]

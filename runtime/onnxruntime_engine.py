@@ -52,6 +52,7 @@ class OnnxRuntimeEngine:
         self.num_slots = num_slots or manifest.max_batch_size
         self.capacity = manifest.capacity
         self._width = manifest.num_draft_tokens
+        self._fewest_tokens = manifest.fewest_tokens
         self._graph = _graph(bundle)
         self._session = _session(bundle, self._graph, num_threads or most_threads(manifest), profile=profile)
         self._inputs = frozenset(spec.name for spec in self._graph.inputs)
@@ -131,15 +132,22 @@ class OnnxRuntimeEngine:
         length = len(chunk.tokens)
         counts = {"n_tokens": length, "n_known": length, "next_token": chunk.next_token}
         offsets = np.arange(1 - max(chunk.num_logits, 1), 1)
-        placed = self._caches.place((chunk.slot,), self._kv_len, self._ahead(length), alone=True)
-        tokens = np.array([chunk.tokens], np.int64)
+        columns = self._columns(1, length)
+        placed = self._caches.place((chunk.slot,), self._kv_len, self._ahead(columns), alone=True)
+        tokens = np.full((1, columns), NO_TOKEN)
+        tokens[0, :length] = chunk.tokens
         return self._run((chunk.slot,), tokens, placed, offsets=offsets, counts=counts, logits=chunk.num_logits > 0)
 
     def _step(self, slots: tuple[int, ...], width: int, logits: bool) -> StepResult:
-        placed = self._caches.place(slots, self._kv_len, self._ahead(width + 1), alone=False)
-        tokens = self._tokens[placed.slots.start : placed.slots.stop, : width + 1]
+        columns = self._columns(len(slots), width + 1)
+        placed = self._caches.place(slots, self._kv_len, self._ahead(columns), alone=False)
+        tokens = self._tokens[placed.slots.start : placed.slots.stop, :columns]
         counts = {"n_tokens": width + 1, "n_known": 1, "next_token": NO_TOKEN}
         return self._run(slots, tokens, placed, offsets=np.arange(width + 1), counts=counts, logits=logits)
+
+    def _columns(self, rows: int, length: int) -> int:
+        """Tokens to run of each row for `length` real ones; the others are padding."""
+        return max(length, -(-self._fewest_tokens // rows))
 
     def _ahead(self, length: int) -> int:
         """Positions behind those that a row holds which running `length` tokens and drafting writes or looks at."""

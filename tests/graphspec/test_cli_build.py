@@ -261,8 +261,11 @@ def test_mismatched_vocabularies_are_named_with_both_sizes(checkpoints: Path, tm
         ("--backend tensorrt-rtx --encoding float32", "encoding 'float32' is not available on backend 'tensorrt-rtx'"),
         ("--backend cuda", "backend 'cuda' is not known"),
         ("--bake-weights", "--bake-weights is for engines"),
-        ("--encoding bfloat16", "encoding 'bfloat16' is not available on backend 'onnxruntime'; use int8 or float32"),
-        ("--encoding int4", "encoding 'int4' is not available on backend 'onnxruntime'"),
+        (
+            "--encoding bfloat16",
+            "encoding 'bfloat16' is not available on backend 'onnxruntime'; use int8, int4 or float32",
+        ),
+        ("--encoding fp8", "encoding 'fp8' is not available on backend 'onnxruntime'"),
         ("--encoding int3", "encoding 'int3' is not known"),
         ("--max-batch-size 0", "--max-batch-size 0: it must be at least 1"),
         ("--max-length 1", "--max-length 1"),

@@ -84,7 +84,7 @@ def given_logprobs(answers: Sequence[Generation]) -> list[Any]:
     return [(one.token_ids, one.logprobs, one.prompt_logprobs) for one in answers]
 
 
-@pytest.mark.parametrize("encoding", ["float32", "int8"])
+@pytest.mark.parametrize("encoding", ["float32", "int8", "int4"])
 @pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "sampled"])
 def test_width_batch_and_chunks_change_no_bit(pairs: Pairs, encoding: Any, params: SamplingParams) -> None:
     loaded = pairs.loaded(NAMES[2], encoding)

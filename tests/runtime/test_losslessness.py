@@ -22,6 +22,7 @@ INT8_NAMES = (NAMES[0], NAMES[1], NAMES[6], NAMES[7], NAMES[8])
 BUILDS: tuple[tuple[str, Encoding], ...] = (
     *((name, "float32") for name in NAMES),
     *((name, "int8") for name in INT8_NAMES),
+    *((name, "int4") for name in NAMES[:2]),
 )
 NUM_TOKENS = 64
 FILTERS = (
@@ -119,7 +120,7 @@ def _answers(bundle: LoadedBundle, asked: Sequence[tuple[tuple[int, ...], Sampli
     return bundle.generate([prompt for prompt, _ in asked], [params for _, params in asked])
 
 
-@pytest.mark.parametrize("encoding", ["float32", "int8"])
+@pytest.mark.parametrize("encoding", ["float32", "int8", "int4"])
 def test_drafters_of_one_target_agree_on_seeded_tokens(pairs: Pairs, encoding: Encoding) -> None:
     params = [sampled(i) for i in range(len(PROMPTS))]
     names = [name for name, built in BUILDS if built == encoding and "Llama3" in name]
