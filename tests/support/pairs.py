@@ -27,7 +27,7 @@ from graphspec.resolution import complete_config
 from graphspec.runtime.generate import LoadedBundle, load
 from graphspec.speculative_config import SpeculativeConfig
 
-Encoding = Literal["float32", "int8"]
+Encoding = Literal["float32", "int8", "int4"]
 
 K = 3
 """Tokens that every pair drafts; bundles have all widths 0 … K."""
