@@ -15,12 +15,11 @@ from torch import Tensor
 from graphspec.architectures.target import DecoderTarget
 from graphspec.building import resolve_pair
 from graphspec.checkpoints import open_checkpoint
-from graphspec.distill.batch import Hits, collate
+from graphspec.distill.batch import Batch, Hits, collate
 from graphspec.distill.conversations import Conversation
 from graphspec.distill.drafts import taps
 from graphspec.distill.methods.eagle3.drafts import draft_config, save_draft
-from graphspec.distill.methods.eagle3.loss import batch_loss
-from graphspec.distill.methods.eagle3.unroll import unroll
+from graphspec.distill.methods.eagle3.loss import loss, unrolled
 from graphspec.distill.recipe import DraftShape, Recipe
 from graphspec.distill.training import Lesson, Progress, evaluate, learning_rate, train
 from graphspec.errors import CheckpointError, ConfigError, UnsupportedError
@@ -34,6 +33,11 @@ def lesson(chatty: Path, target: DecoderTarget, conversations: list[Conversation
 
 def new_lesson(chatty: Path, target: DecoderTarget, conversations: list[Conversation], folder: Path) -> Lesson:
     return lessons.new_lesson("eagle3", chatty, target, conversations, folder)
+
+
+def batch_loss(lesson: Lesson, batch: Batch, *, depth: int, decay: float, hits: Hits | None = None) -> float:
+    recipe = replace(RECIPE, depth=depth, decay=decay)
+    return float(loss(lesson.drafter, lesson.target, batch, recipe, torch.Generator(), hits=hits))
 
 
 def weights(lesson: Lesson) -> dict[str, Tensor]:
@@ -130,7 +134,7 @@ def test_padding_does_not_change_a_conversations_loss(lesson: Lesson) -> None:
     hits = [Hits(), Hits(), Hits()]
     with torch.no_grad():
         losses = [
-            float(batch_loss(lesson.drafter, lesson.target, batch, depth=1, decay=1.0, hits=counted))
+            batch_loss(lesson, batch, depth=1, decay=1.0, hits=counted)
             for batch, counted in zip((one, other, both), hits, strict=True)
         ]
     rows = [int(counted.chains[0]) for counted in hits]
@@ -147,8 +151,8 @@ def test_the_loss_is_the_cross_entropy_with_the_targets_distribution(lesson: Les
     features, kept = lesson.store.load(only), torch.arange(64) + lesson.drafter.offsets
     batch = collate([only], [features])
     with torch.no_grad():
-        found = float(batch_loss(lesson.drafter, lesson.target, batch, depth=2, decay=0.5))
-        outs = list(unroll(lesson.drafter, lesson.target, batch.tokens, batch.taps, depth=2))
+        found = batch_loss(lesson, batch, depth=2, decay=0.5)
+        outs = list(unrolled(lesson.drafter, lesson.target, batch.tokens, batch.taps, depth=2))
         means = []
         for step, out in enumerate(outs):
             losses = []
@@ -171,7 +175,7 @@ def test_only_tokens_of_the_answer_behind_its_first_are_drafted(lesson: Lesson) 
     batch = collate([only], [lesson.store.load(only)])
     hits = Hits()
     with torch.no_grad():
-        batch_loss(lesson.drafter, lesson.target, batch, depth=3, decay=1.0, hits=hits)
+        batch_loss(lesson, batch, depth=3, decay=1.0, hits=hits)
     count = len(only.answer) - 1  # the target itself says the first one
     assert hits.chains == [count, count - 1, count - 2]
 

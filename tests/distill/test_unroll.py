@@ -13,7 +13,7 @@ from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
 from graphspec.architectures.state import StateSpec
 from graphspec.architectures.step import FusedStep, StepInputs
 from graphspec.building import resolve_pair
-from graphspec.distill.methods.eagle3.unroll import unroll
+from graphspec.distill.methods.eagle3.loss import unrolled
 from graphspec.speculative_config import SpeculativeConfig
 
 K, CAPACITY = 4, 64
@@ -90,7 +90,7 @@ def test_a_column_is_the_chain_that_serving_drafts_after_it(step: FusedStep, len
     text = torch.cat((prompt, chain, torch.full((1, 5), 9)), dim=1)
     first = min(first, length - 1)
     with torch.no_grad():
-        outs = list(unroll(drafter_of(step), step.target, text, taps_of(step, text), depth=K, first=first))
+        outs = list(unrolled(drafter_of(step), step.target, text, taps_of(step, text), depth=K, first=first))
     assert len(outs) == len(served) == K
     for trained, inferred in zip(outs, served, strict=True):
         torch.testing.assert_close(trained[:, length - 1 - first], inferred[:, 0], rtol=1e-4, atol=1e-4)
@@ -102,7 +102,7 @@ def test_text_behind_a_column_does_not_change_it(step: FusedStep) -> None:
     other[0, 12:] = 5
     with torch.no_grad():
         before, after = (
-            list(unroll(drafter_of(step), step.target, t, taps_of(step, t), depth=3)) for t in (text, other)
+            list(unrolled(drafter_of(step), step.target, t, taps_of(step, t), depth=3)) for t in (text, other)
         )
     for index, (a, b) in enumerate(zip(before, after, strict=True)):
         column = 12 - 2 - index  # reads token p+1+j at the most

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -9,9 +12,8 @@ from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
 from graphspec.architectures.target import DecoderTarget
 from graphspec.distill.batch import Batch, Hits
 from graphspec.distill.recipe import Recipe
-from graphspec.distill.teaching import Anchors, teach
-
-from .unroll import unroll
+from graphspec.distill.teaching import teach
+from graphspec.distill.unroll import Head, columns, unroll
 
 
 def loss(
@@ -23,25 +25,35 @@ def loss(
     *,
     hits: Hits | None = None,
 ) -> Tensor:
-    """`batch_loss` as training asks for it."""
-    return batch_loss(drafter, target, batch, depth=recipe.depth, decay=recipe.decay, hits=hits)
-
-
-def batch_loss(
-    drafter: Eagle3Drafter, target: DecoderTarget, batch: Batch, *, depth: int, decay: float, hits: Hits | None = None
-) -> Tensor:
     """Mean cross entropy of the unrolls at every position of the answers (teaching.teach)."""
     assert drafter.head is not None
-    first, last = int(batch.anchors.any(0).nonzero()[0]), batch.tokens.shape[1]
-    positions = torch.arange(first, last).expand(len(batch.tokens), -1)
-    head = drafter.head
+    head, anchors = drafter.head, columns(batch)
     return teach(
         target,
         batch,
         torch.arange(len(drafter.offsets)) + drafter.offsets,
-        Anchors(positions, batch.anchors[:, first:]),
-        unroll(drafter, target, batch.tokens, batch.taps, depth=depth, first=first),
+        anchors,
+        unrolled(drafter, target, batch.tokens, batch.taps, depth=recipe.depth, first=int(anchors.positions[0, 0])),
         lambda out: head(drafter.norm(out)),
-        decay=decay,
+        decay=recipe.decay,
         hits=hits,
     )
+
+
+def unrolled(
+    drafter: Eagle3Drafter, target: DecoderTarget, tokens: Tensor, taps: Tensor, *, depth: int, first: int = 0
+) -> Iterator[Tensor]:
+    """`unroll` of tokens i64[B, N] and taps [B, N, m · H]."""
+    head = Head(
+        embed=partial(drafter.embed, target),
+        join=drafter.first.join,
+        attention=drafter.first.attention,
+        feed_forward=drafter.first.feed_forward,
+        feature=drafter.norm if drafter.norm_output else _as_it_is,
+        rotary=drafter.rotary,
+    )
+    return unroll(head, tokens, drafter.fuse_taps(taps), depth=depth, first=first)
+
+
+def _as_it_is(out: Tensor) -> Tensor:
+    return out
