@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn import functional
 from graphspec.architectures.target import DecoderTarget
 
 from .batch import Batch, Hits
+from .cross_entropy import cross_entropy, distributions
 
 
 class Anchors(NamedTuple):
@@ -28,8 +29,7 @@ def teach(
     batch: Batch,
     kept: Tensor,
     anchors: Anchors,
-    drafts: Iterable[Tensor],
-    say: Callable[[Tensor], Tensor],
+    drafts: Iterable[tuple[Tensor, Tensor]],
     *,
     decay: float,
     hits: Hits | None = None,
@@ -37,25 +37,24 @@ def teach(
     """Mean cross entropy of each draft with the target's distribution over the tokens `kept` i64[Vd], a draft
     weighing `decay` times the one before; counts hits if asked.
 
-    `drafts` are the outputs f32[B, A, H] of draft 0, 1, …, from which `say` makes logits: [M, H] → [M, Vd]. A draft
-    whose token the draft's vocabulary lacks teaches nothing, and counts as wrong.
+    `drafts` are, of draft 0, 1, …, what its head reads, [B, A, H], and the head's weight [Vd, H]. A draft whose token
+    the draft's vocabulary lacks teaches nothing, and counts as wrong.
     """
     teacher = _Teacher(target, batch, kept)
     total, weight, step = torch.zeros(()), 0.0, -1
     alive = anchors.taught
-    for step, out in enumerate(drafts):
+    for step, (read, head) in enumerate(drafts):
         said = anchors.positions + 2 + step
         chains = anchors.taught & teacher.exists(said)
         wanted = teacher.draft_ids(said)
         rows = chains & (wanted >= 0)
         if rows.any():
-            logits = say(out[rows]).float()
-            loss = -(teacher.distributions(said, rows) * functional.log_softmax(logits, dim=-1)).sum(-1).mean()
+            loss, tokens = cross_entropy(read[rows], head, teacher.distributions, teacher.rows(said, rows))
             total, weight = total + loss * decay**step, weight + decay**step
         if hits is not None:
             right = torch.zeros_like(alive)
             if rows.any():
-                right[rows] = logits.argmax(-1) == wanted[rows]
+                right[rows] = tokens == wanted[rows]
             alive = alive & right
             hits.add(step, float((alive & chains).sum()), int(chains.sum()))
     return total / max(weight, decay ** (step + 1))
@@ -70,8 +69,9 @@ class _Teacher:
         # Several drafts ask for the same distribution: each is computed once, and found by its row.
         asked = functional.pad(batch.anchors, (1, 0))[:, :-1]  # where the target says a token that can be drafted
         self._rows = asked.flatten().cumsum(0).reshape(asked.shape) - 1
-        head = target.head_weight[kept]
-        self._distributions = torch.softmax(functional.linear(batch.final[asked], head).float(), dim=-1)
+        head = target.head_weight
+        self.distributions = distributions(batch.final[asked], head if len(kept) == len(head) else head[kept])
+        """f32[D, Vd]."""
 
     def exists(self, positions: Tensor) -> Tensor:
         """bool[B, A]: whether the text is so long."""
@@ -81,6 +81,7 @@ class _Teacher:
         """i64[B, A]: the draft's ids of the tokens there, -1: it has none."""
         return self._draft_ids[self._batch.tokens.gather(1, positions.clamp(max=self._last))]
 
-    def distributions(self, positions: Tensor, rows: Tensor) -> Tensor:
-        """f32[M, Vd]: what the target thought of the M positions that are in `rows` bool[B, A]."""
-        return self._distributions[self._rows.gather(1, (positions - 1).clamp(max=self._last))[rows]]
+    def rows(self, positions: Tensor, chosen: Tensor) -> Tensor:
+        """i64[M]: where `distributions` has what the target thought of those `positions` that are `chosen`
+        bool[B, A]."""
+        return self._rows.gather(1, (positions - 1).clamp(max=self._last))[chosen]

@@ -28,7 +28,7 @@ def loss(
     """Mean cross entropy of the drafts of `recipe.anchors` blocks of each conversation; where hits are counted, of
     all its blocks."""
     assert drafter.head is not None
-    head = drafter.head
+    head = drafter.head.weight
     most = batch.tokens.shape[1] if hits is not None else recipe.anchors or DEFAULT_ANCHORS
     anchors = choose_anchors(batch, most, generator)
     out = run_blocks(drafter, target, batch.tokens, batch.taps, anchors.positions + 1)
@@ -37,8 +37,7 @@ def loss(
         batch,
         torch.arange(len(drafter.offsets)) + drafter.offsets,
         anchors,
-        out[:, :, 1:].unbind(2),
-        lambda rows: head(drafter.norm(rows)),
+        ((drafter.norm(draft), head) for draft in out[:, :, 1:].unbind(2)),
         decay=recipe.decay,
         hits=hits,
     )

@@ -27,14 +27,15 @@ def loss(
 ) -> Tensor:
     """Mean cross entropy of the unrolls at every position of the answers (teaching.teach)."""
     assert drafter.head is not None
-    head, anchors = drafter.head, columns(batch)
+    anchors, head = columns(batch), drafter.head.weight
+    first = int(anchors.positions[0, 0])
+    outs = unrolled(drafter, target, batch.tokens, batch.taps, depth=recipe.depth, first=first)
     return teach(
         target,
         batch,
         torch.arange(len(drafter.offsets)) + drafter.offsets,
         anchors,
-        unrolled(drafter, target, batch.tokens, batch.taps, depth=recipe.depth, first=int(anchors.positions[0, 0])),
-        lambda out: head(drafter.norm(out)),
+        ((drafter.norm(out), head) for out in outs),
         decay=recipe.decay,
         hits=hits,
     )
