@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .conversations import Conversation
 from .features import Features
+from .padding import side_by_side
 
 
 class Batch(NamedTuple):
@@ -51,9 +52,7 @@ class Hits:
 
 def collate(conversations: Sequence[Conversation], features: Sequence[Features]) -> Batch:
     """A batch in float32."""
-    tokens, taps, final = (
-        torch.nn.utils.rnn.pad_sequence([f[part] for f in features], batch_first=True) for part in range(3)
-    )
+    tokens, taps, final = (side_by_side([f[part] for f in features]) for part in range(3))
     lengths = torch.tensor([len(conversation.tokens) for conversation in conversations])
     prompts = torch.tensor([len(conversation.prompt) for conversation in conversations])
     positions = torch.arange(tokens.shape[1])

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from graphspec.architectures import ops
 
+from .padding import ROWS, padded_rows
+
 CELLS = 1 << 24
 """Logits made at a time: 64 MiB in float32."""
 
@@ -32,11 +34,11 @@ def cross_entropy(read: Tensor, head: Tensor, teacher: Tensor, rows: Tensor) -> 
 
 def distributions(final: Tensor, head: Tensor) -> Tensor:
     """f32[D, Vd]: what a head [Vd, H] thinks of states [D, H]."""
-    result = final.new_empty((len(final), len(head)), dtype=torch.float32)
-    weight = _in_products(head)
-    for part in _parts(len(final), len(head)):
-        result[part] = torch.softmax(ops.linear(final[part], weight).float(), dim=-1)
-    return result
+    states, weight = padded_rows(final), _in_products(head)
+    result = states.new_empty((len(states), len(head)), dtype=torch.float32)
+    for part in _parts(len(states), len(head)):
+        result[part] = torch.softmax(ops.linear(states[part], weight).float(), dim=-1)
+    return result[: len(final)]
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -45,25 +47,27 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, read: Tensor, head: Tensor, teacher: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         wants_read, wants_head, *_ = ctx.needs_input_grad
-        weight, total, said = _in_products(head), torch.zeros(()), []
+        count, weight = len(read), _in_products(head)
+        read, rows = padded_rows(read), padded_rows(rows)
         by_read = torch.empty_like(read) if wants_read else None
         by_head = torch.zeros_like(head) if wants_head else None
+        losses, said = [], []
         for part in _parts(len(read), len(head)):
             wanted = teacher[rows[part]]
             logits = ops.linear(read[part], weight).float()
             said.append(logits.argmax(-1))
-            scale = logits.logsumexp(-1)
-            total += (scale - (wanted * logits).sum(-1)).sum()
+            logs = torch.log_softmax(logits, dim=-1)
+            losses.append(-torch.mul(wanted, logs, out=logits).sum(-1))
             if wants_read or wants_head:
-                gradient = logits.sub_(scale.unsqueeze(1)).exp_().sub_(wanted).div_(len(read))
+                gradient = logs.exp_().sub_(wanted)
                 if by_read is not None:
-                    by_read[part] = gradient @ weight
+                    by_read[part] = gradient @ weight / count
                 if by_head is not None:
-                    by_head += gradient.T @ read[part]
-        ids = torch.cat(said)
-        ctx.save_for_backward(by_read, by_head)
+                    by_head += gradient.T @ read[part] / count  # rows of padding are zero
+        ids = torch.cat(said)[:count]
+        ctx.save_for_backward(None if by_read is None else by_read[:count], by_head)
         ctx.mark_non_differentiable(ids)
-        return total / len(read), ids
+        return torch.cat(losses)[:count].mean(), ids
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
@@ -72,7 +76,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _parts(count: int, vocabulary: int) -> Iterator[slice]:
-    size = max(1, CELLS // vocabulary)
+    size = max(ROWS, CELLS // vocabulary // ROWS * ROWS)
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 

@@ -20,6 +20,7 @@ from graphspec.architectures.target import DecoderTarget
 from graphspec.checkpoints import Checkpoint, fingerprint
 
 from .conversations import Conversation
+from .padding import side_by_side
 from .precision import products_in
 
 _TOKENS_IN_A_PASS = 2048
@@ -82,7 +83,7 @@ def target_pass(
     precision: str = "float32",
 ) -> Iterator[Features]:
     """Features of each, from one batch."""
-    tokens = _padded(conversations)
+    tokens = side_by_side([torch.tensor(conversation.tokens) for conversation in conversations])
     length = tokens.shape[1]
     with torch.no_grad(), products_in(precision):
         window = target.window(torch.zeros(len(tokens), dtype=torch.int64), tokens, torch.arange(length))
@@ -91,12 +92,6 @@ def target_pass(
     for row, conversation in enumerate(conversations):
         count = len(conversation.tokens)
         yield Features(tokens[row, :count], hidden.taps[row, :count].half(), hidden.final[row, :count].half())
-
-
-def _padded(conversations: Sequence[Conversation]) -> Tensor:
-    """i64[B, N]; attention is causal, so padding behind a row changes nothing in it."""
-    rows = [torch.tensor(conversation.tokens) for conversation in conversations]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def _empty_caches(target: DecoderTarget, tokens: Tensor, precision: str) -> list[LayerCache]:

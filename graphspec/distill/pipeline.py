@@ -27,6 +27,7 @@ from .features import FeatureStore
 from .measuring import Measurement, measure
 from .messages import read_messages
 from .methods import METHODS, find_method
+from .padding import LENGTHS, round_up
 from .recipe import DraftShape, Recipe
 from .synthesis import Synthesis
 from .training import Lesson, Progress, train
@@ -214,7 +215,7 @@ def _lesson(
     """With the draft's config.json, and the target's tokens i64[Vd] that the draft can say."""
     method = METHODS[options.method]
     torch.set_num_threads(options.threads)
-    capacity = options.max_length + options.recipe.depth + 1
+    capacity = round_up(options.max_length, LENGTHS) + options.recipe.depth + 1
     target = pair.architecture.target.load(pair.target, capacity=capacity)
     kept = choose_vocabulary(training, _vocabulary_size(options, target.config.vocabulary), target.config.vocabulary)
     config = method.draft_config(pair.target.config, options.shape, len(kept), options.recipe.depth)

@@ -23,6 +23,7 @@ from graphspec.architectures.blocks.decoder import Attention
 from graphspec.architectures.blocks.rope import RotaryTable
 
 from .batch import Batch
+from .padding import LENGTHS
 from .teaching import Anchors
 
 
@@ -42,8 +43,8 @@ class Head(NamedTuple):
 
 
 def columns(batch: Batch) -> Anchors:
-    """Every position from the first that drafts on; those that do not draft teach nothing."""
-    first = int(batch.anchors.any(0).nonzero()[0])
+    """Every position from about the first that drafts on; those that do not draft teach nothing."""
+    first = int(batch.anchors.any(0).nonzero()[0]) // LENGTHS * LENGTHS
     positions = torch.arange(first, batch.tokens.shape[1]).expand(len(batch.tokens), -1)
     return Anchors(positions, batch.anchors[:, first:])
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from lessons import RECIPE
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphspec.architectures.target import DecoderTarget
 from graphspec.building import resolve_pair
@@ -18,6 +19,7 @@ from graphspec.checkpoints import open_checkpoint
 from graphspec.distill.batch import Batch, Hits, collate
 from graphspec.distill.conversations import Conversation
 from graphspec.distill.drafts import taps
+from graphspec.distill.methods import METHODS
 from graphspec.distill.methods.eagle3.drafts import draft_config, save_draft
 from graphspec.distill.methods.eagle3.loss import loss, unrolled
 from graphspec.distill.recipe import DraftShape, Recipe
@@ -125,6 +127,34 @@ def test_the_rate_rises_in_a_line_and_falls_to_a_tenth() -> None:
 def test_a_recipe_that_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="must"):
         replace(RECIPE, **changes)
+
+
+class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Shapes of the products that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: set[tuple[Any, ...]] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if str(function).partition(".")[2].startswith(("mm", "bmm", "addmm", "linear")):
+            self.seen.add((str(function), *(tuple(arg.shape) for arg in args if isinstance(arg, Tensor))))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batches_of_other_lengths_meet_the_same_shapes(
+    method: str, chatty: Path, target: DecoderTarget, conversations: list[Conversation], tmp_path: Path
+) -> None:
+    each = lessons.new_lesson(method, chatty, target, conversations, tmp_path)
+    assert len({len(conversation.tokens) for conversation in each.training}) > 3
+    shapes: list[set[tuple[Any, ...]]] = []
+    with _Shapes() as met:
+        train(each, replace(RECIPE, anchors=3), tmp_path, identity="a", on_step=lambda _: shapes.append({*met.seen}))
+    assert len(shapes) > 10
+    assert shapes[0] == shapes[-2] != set()  # behind the last step the held-out ones are looked at
 
 
 def test_padding_does_not_change_a_conversations_loss(lesson: Lesson) -> None:
