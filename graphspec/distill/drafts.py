@@ -24,15 +24,20 @@ _FEWEST_LAYERS = 4
 
 
 def taps(layers: int, *, reader: str) -> tuple[int, int, int]:
-    """Layers whose input a draft reads, as vLLM counts them. In a deep target those that every server takes when an
-    EAGLE-3 config names none; they would meet in a shallow one. Methods that read the same share features.
-
-    Raises UnsupportedError, naming `reader`, for a target too shallow.
-    """
-    if layers < _FEWEST_LAYERS:
+    """`usual_taps`; raises UnsupportedError, naming `reader`, for a target too shallow."""
+    if (usual := usual_taps(layers)) is None:
         raise UnsupportedError(f"{reader} reads three layers, and a target of {layers} has too few between its ends")
-    usual = (2, layers // 2, layers - 3)
-    return usual if usual[0] < usual[1] < usual[2] else (1, layers // 2, layers - 1)
+    return usual
+
+
+def usual_taps(layers: int) -> tuple[int, int, int] | None:
+    """Layers whose input a draft reads, as vLLM counts them; None: the target is too shallow. In a deep target those
+    that every server takes when an EAGLE-3 config names none; they would meet in a shallow one. Methods that read the
+    same share features."""
+    if layers < _FEWEST_LAYERS:
+        return None
+    deep = (2, layers // 2, layers - 3)
+    return deep if deep[0] < deep[1] < deep[2] else (1, layers // 2, layers - 1)
 
 
 def fill_randomly(drafter: nn.Module, generator: torch.Generator) -> None:

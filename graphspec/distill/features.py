@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from graphspec.architectures.blocks.decoder import LayerCache
@@ -38,42 +39,64 @@ class Features(NamedTuple):
 
 
 class FeatureStore:
-    """Features of conversations under one target, one choice of taps and one precision."""
+    """Features of conversations under one target, one choice of taps and one precision.
 
-    def __init__(self, folder: Path, checkpoint: Checkpoint, taps: Sequence[int], precision: str = "float32") -> None:
-        facts = f"{fingerprint(checkpoint)} {list(taps)}"
-        facts = facts if precision == "float32" else f"{facts} {precision}"
-        key = hashlib.sha256(facts.encode()).hexdigest()[:16]
-        self._folder, self._taps, self._precision = folder / key, tuple(taps), precision
+    Without taps, what a store with `others` left in the same folder is read as well: `final` is in it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        checkpoint: Checkpoint,
+        taps: Sequence[int],
+        precision: str = "float32",
+        *,
+        others: Sequence[int] = (),
+    ) -> None:
+        def place(read: Sequence[int]) -> Path:
+            facts = f"{fingerprint(checkpoint)} {list(read)}"
+            facts = facts if precision == "float32" else f"{facts} {precision}"
+            return folder / hashlib.sha256(facts.encode()).hexdigest()[:16]
+
+        self._folder, self._taps, self._precision = place(taps), tuple(taps), precision
+        self._places = (self._folder,) if taps else (self._folder, place(others))
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def compute(
         self, target: DecoderTarget, conversations: Sequence[Conversation], on_done: Callable[[int], None]
     ) -> None:
         """Adds those that are missing; `on_done` is told how many more there are."""
-        missing = [conversation for conversation in conversations if not self._path(conversation).exists()]
+        missing = [conversation for conversation in conversations if self._found(conversation) is None]
         on_done(len(conversations) - len(missing))
         # Alike lengths side by side: little padding.
         for batch in _batches(sorted(missing, key=lambda conversation: len(conversation.tokens))):
             for conversation, features in zip(
                 batch, target_pass(target, batch, self._taps, self._precision), strict=True
             ):
-                self._write(self._path(conversation), features)
+                self._write(self._folder / _file_name(conversation), features)
             on_done(len(batch))
 
     def load(self, conversation: Conversation) -> Features:
         """In float16, as stored."""
-        return Features(**load_file(self._path(conversation)))
+        path = self._found(conversation)
+        assert path is not None, "features are computed before they are loaded"
+        with safe_open(path, "pt") as file:
+            tokens, final = file.get_tensor("tokens"), file.get_tensor("final")
+            return Features(tokens, file.get_tensor("taps") if self._taps else final[:, :0], final)
 
-    def _path(self, conversation: Conversation) -> Path:
-        name = hashlib.sha256(repr(conversation.tokens).encode()).hexdigest()[:24]
-        return self._folder / f"{name}.safetensors"
+    def _found(self, conversation: Conversation) -> Path | None:
+        name = _file_name(conversation)
+        return next((path for place in self._places if (path := place / name).exists()), None)
 
     def _write(self, path: Path, features: Features) -> None:
         """Whole or not at all."""
         partial = path.with_suffix(f".{os.getpid()}")
         save_file({name: tensor.contiguous() for name, tensor in features._asdict().items()}, partial)
         partial.replace(path)
+
+
+def _file_name(conversation: Conversation) -> str:
+    return f"{hashlib.sha256(repr(conversation.tokens).encode()).hexdigest()[:24]}.safetensors"
 
 
 def target_pass(
@@ -88,10 +111,10 @@ def target_pass(
     with torch.no_grad(), products_in(precision):
         window = target.window(torch.zeros(len(tokens), dtype=torch.int64), tokens, torch.arange(length))
         hidden, _ = target(tokens, window, _empty_caches(target, tokens, precision), taps)
-    assert hidden.taps is not None
+    read = hidden.final[..., :0] if hidden.taps is None else hidden.taps
     for row, conversation in enumerate(conversations):
         count = len(conversation.tokens)
-        yield Features(tokens[row, :count], hidden.taps[row, :count].half(), hidden.final[row, :count].half())
+        yield Features(tokens[row, :count], read[row, :count].half(), hidden.final[row, :count].half())
 
 
 def _empty_caches(target: DecoderTarget, tokens: Tensor, precision: str) -> list[LayerCache]:

@@ -23,6 +23,7 @@ from graphspec.errors import ConfigError, UnsupportedError
 from graphspec.registry import registered
 
 from .conversations import Conversation, read_conversations, split, usable
+from .drafts import usual_taps
 from .features import FeatureStore
 from .measuring import Measurement, measure
 from .messages import read_messages
@@ -220,7 +221,13 @@ def _lesson(
     kept = choose_vocabulary(training, _vocabulary_size(options, target.config.vocabulary), target.config.vocabulary)
     config = method.draft_config(pair.target.config, options.shape, len(kept), options.recipe.depth)
     drafter = method.new_drafter(target, config, kept, seed=options.recipe.seed)
-    store = FeatureStore(work / "features", pair.target, drafter.taps, options.recipe.precision)
+    store = FeatureStore(
+        work / "features",
+        pair.target,
+        drafter.taps,
+        options.recipe.precision,
+        others=usual_taps(target.config.layers) or (),
+    )
     lesson = Lesson(method=method, target=target, drafter=drafter, store=store, training=training, held_out=held_out)
     return lesson, config, kept
 

@@ -1,4 +1,4 @@
-"""Features in bfloat16 are nearly those in float32, and are kept apart from them."""
+"""Features are kept apart by precision, and shared where one method reads what another has left."""
 
 from __future__ import annotations
 
@@ -25,3 +25,23 @@ def test_products_in_bfloat16_change_features_a_little(
     for one, other in ((exact.taps, rounded.taps), (exact.final, rounded.final)):
         difference = (one.float() - other.float()).abs().mean() / one.float().abs().mean()
         assert 0 < difference < 0.03
+
+
+def test_features_without_taps_are_those_that_another_method_left(
+    chatty: Path, target: DecoderTarget, conversations: list[Conversation], tmp_path: Path
+) -> None:
+    opened, done = open_checkpoint(chatty), list[int]()
+    tapped = FeatureStore(tmp_path, opened, TAPS)
+    tapped.compute(target, conversations[:2], lambda _: None)
+    plain = FeatureStore(tmp_path, opened, (), others=TAPS)
+    plain.compute(target, conversations[:3], done.append)
+    assert done == [2, 1]  # two are there, one is added
+    for conversation in conversations[:2]:
+        found = plain.load(conversation)
+        assert torch.equal(found.final, tapped.load(conversation).final)
+        assert found.taps.shape == (len(conversation.tokens), 0)
+    # What was added holds nothing for one that reads taps.
+    tapped.compute(target, conversations[:3], done.append)
+    assert done[2:] == [2, 1]
+    torch.testing.assert_close(plain.load(conversations[2]).final, tapped.load(conversations[2]).final)
+    assert not torch.equal(plain.load(conversations[2]).final, plain.load(conversations[1]).final)
