@@ -59,28 +59,30 @@ class EagleDrafter(nn.Module):
     def propose(self, target: DecoderTarget, verified: Verified, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         following = verified.tokens[:, 1:]  # x_{p+1} beside the feature of p
         at = window(self.rotary, verified.kv_len, following.shape[1], verified.key_positions)
-        x = self._fuse(target, following, verified.hidden.final)
+        x = self.fuse(target.embed(following), verified.hidden.final)
         caches = []
         for layer, cache in zip(self.layers, layer_caches(states), strict=True):
             x, cache = layer(x, at, cache)
             caches.append(cache)
-        feature = self._out(ops.take_rows(x, verified.last.unsqueeze(1)))
+        feature = self.feature(ops.take_rows(x, verified.last.unsqueeze(1)))
         drafts = [target.logits(feature).argmax(dim=-1)]
         drafted: list[LayerCache | None] = [None] * len(caches)
         for step in range(1, self.num_draft_tokens):
             position = verified.next_kv_len - 1 + step
             at = draft_window(self.rotary, position, verified.next_kv_len, verified.key_positions)
-            x = self._fuse(target, drafts[-1], feature)
+            x = self.fuse(target.embed(drafts[-1]), feature)
             for index, layer in enumerate(self.layers):
                 x, drafted[index] = layer.draft(x, at, caches[index], drafted[index])
-            feature = self._out(x)
+            feature = self.feature(x)
             drafts.append(target.logits(feature).argmax(dim=-1))
         return torch.cat(drafts, dim=1), flatten(caches)
 
-    def _fuse(self, target: DecoderTarget, tokens: Tensor, feature: Tensor) -> Tensor:
-        return self.fc(torch.cat((target.embed(tokens), feature), dim=-1))
+    def fuse(self, embedded: Tensor, feature: Tensor) -> Tensor:
+        """What the layers read, [B, T, H] each."""
+        return self.fc(torch.cat((embedded, feature), dim=-1))
 
-    def _out(self, x: Tensor) -> Tensor:
+    def feature(self, x: Tensor) -> Tensor:
+        """Of the last layer's output: what the target's head and the next draft read."""
         return x if self.norm is None else self.norm(x)
 
 
@@ -111,7 +113,7 @@ def load_drafter(
         first_input_norm="layers.0.input_layernorm.weight" in renamed if first_norm is None else first_norm,
         last_norm=is_on(draft, "use_last_layernorm"),
     )
-    load_parameters(drafter, renamed, _sources(drafter), ignored=_is_copy)
+    load_parameters(drafter, renamed, sources(drafter), ignored=_is_copy)
     if is_on(draft, "has_lm_head"):
         _check_head(renamed, target)
     return drafter
@@ -130,14 +132,15 @@ def _check_head(renamed: RenamedCheckpoint, target: DecoderTarget) -> None:
         )
 
 
-def _sources(drafter: EagleDrafter) -> dict[str, Source]:
-    sources = {f"fc.{part}": one(f"fc.{part}") for part, _ in drafter.fc.named_parameters()}
+def sources(drafter: EagleDrafter) -> dict[str, Source]:
+    """Where every parameter of a head comes from, in canonical names; training writes them back there."""
+    found = {f"fc.{part}": one(f"fc.{part}") for part, _ in drafter.fc.named_parameters()}
     for index, layer in enumerate(drafter.layers):
         name = f"layers.{index}"
-        sources |= layer_sources(name, name, drafter.config, input_norm=layer.input_norm is not None)
+        found |= layer_sources(name, name, drafter.config, input_norm=layer.input_norm is not None)
     if drafter.norm is not None:
-        sources["norm.weight"] = one("norm.weight")
-    return sources
+        found["norm.weight"] = one("norm.weight")
+    return found
 
 
 def _is_copy(name: str) -> bool:

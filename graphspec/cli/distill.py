@@ -24,7 +24,7 @@ def distill(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DRAFT_DIR", help="Where the draft goes.")],
     method: Annotated[
         str,
-        typer.Option("--method", metavar="eagle3|dflash|eagle|medusa", help="What kind of draft; two of them not yet."),
+        typer.Option("--method", metavar="eagle3|dflash|eagle|medusa", help="What kind of draft; medusa not yet."),
     ] = "eagle3",
     data: Annotated[
         Path | None,

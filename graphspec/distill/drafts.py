@@ -11,14 +11,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from graphspec.architectures.blocks.decoder import Attention
+from graphspec.architectures.blocks.decoder import Attention, DecoderConfig
 from graphspec.architectures.drafters.dflash import DFlashDrafter
 from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
 from graphspec.architectures.target import DecoderTarget
 from graphspec.architectures.weights import Source
 from graphspec.errors import UnsupportedError
 
-CARRIED = ("rope_theta", "rms_norm_eps", "max_position_embeddings", "bos_token_id", "eos_token_id")
+from .recipe import DraftShape
+
+_CARRIED = ("rope_theta", "rms_norm_eps", "max_position_embeddings", "bos_token_id", "eos_token_id")
 """Config keys that a draft has from its target; not the scaling of its rope (checkpoints.md §4.2)."""
 _FEWEST_LAYERS = 4
 
@@ -38,6 +40,24 @@ def usual_taps(layers: int) -> tuple[int, int, int] | None:
         return None
     deep = (2, layers // 2, layers - 3)
     return deep if deep[0] < deep[1] < deep[2] else (1, layers // 2, layers - 1)
+
+
+def layers_config(target: Mapping[str, Any], shape: DraftShape, layers: int) -> dict[str, Any]:
+    """What config.json says of `layers` decoder layers beside those of the target."""
+    sizes = DecoderConfig.read(target)
+    return {
+        "hidden_size": sizes.hidden,
+        "intermediate_size": shape.intermediate or sizes.intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": shape.heads or sizes.heads,
+        "num_key_value_heads": shape.kv_heads or sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "vocab_size": sizes.vocabulary,
+        **{key: target[key] for key in _CARRIED if target.get(key) is not None},
+    }
 
 
 def fill_randomly(drafter: nn.Module, generator: torch.Generator) -> None:

@@ -60,7 +60,6 @@ class FeatureStore:
 
         self._folder, self._taps, self._precision = place(taps), tuple(taps), precision
         self._places = (self._folder,) if taps else (self._folder, place(others))
-        self._folder.mkdir(parents=True, exist_ok=True)
 
     def compute(
         self, target: DecoderTarget, conversations: Sequence[Conversation], on_done: Callable[[int], None]
@@ -90,6 +89,7 @@ class FeatureStore:
 
     def _write(self, path: Path, features: Features) -> None:
         """Whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
         save_file({name: tensor.contiguous() for name, tensor in features._asdict().items()}, partial)
         partial.replace(path)

@@ -28,7 +28,7 @@ class Recipe:
     batch_size: int = 4
     """Conversations in a batch."""
     depth: int = 4
-    """Drafts in a row that are trained: EAGLE-3's unrolls, a block's masks."""
+    """Drafts in a row that are trained: unrolls of an EAGLE head, a block's masks."""
     decay: float = 0.8
     """Weight of a draft's loss, relative to the one before."""
     learning_rate: float = 3e-4

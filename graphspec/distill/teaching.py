@@ -32,10 +32,14 @@ def teach(
     drafts: Iterable[tuple[Tensor, Tensor]],
     *,
     decay: float,
+    imitation: float = 0.0,
     hits: Hits | None = None,
 ) -> Tensor:
     """Mean cross entropy of each draft with the target's distribution over the tokens `kept` i64[Vd], a draft
     weighing `decay` times the one before; counts hits if asked.
+
+    Where `imitation` is not 0, what a draft's head reads is to be what the target's read there: it is the weight of
+    the smooth L1 between the two, the mean over H.
 
     `drafts` are, of draft 0, 1, …, what its head reads, [B, A, H], and the head's weight [Vd, H]. A draft whose token
     the draft's vocabulary lacks teaches nothing, and counts as wrong.
@@ -49,7 +53,10 @@ def teach(
         wanted = teacher.draft_ids(said)
         rows = chains & (wanted >= 0)
         if rows.any():
-            loss, tokens = cross_entropy(read[rows], head, teacher.distributions, teacher.rows(said, rows))
+            outs, asked = read[rows], teacher.rows(said, rows)
+            loss, tokens = cross_entropy(outs, head, teacher.distributions, asked)
+            if imitation:
+                loss = loss + imitation * functional.smooth_l1_loss(outs.float(), teacher.final[asked])
             total, weight = total + loss * decay**step, weight + decay**step
         if hits is not None:
             right = torch.zeros_like(alive)
@@ -70,7 +77,9 @@ class _Teacher:
         asked = functional.pad(batch.anchors, (1, 0))[:, :-1]  # where the target says a token that can be drafted
         self._rows = asked.flatten().cumsum(0).reshape(asked.shape) - 1
         head = target.head_weight
-        self.distributions = distributions(batch.final[asked], head if len(kept) == len(head) else head[kept])
+        self.final = batch.final[asked]
+        """f32[D, H]: what the target's head read."""
+        self.distributions = distributions(self.final, head if len(kept) == len(head) else head[kept])
         """f32[D, Vd]."""
 
     def exists(self, positions: Tensor) -> Tensor:

@@ -97,6 +97,17 @@ def test_another_method_is_trained_on_the_same_conversations(
 
 
 @pytest.mark.slow
+def test_an_eagle_head_is_trained_on_the_features_that_are_there(draft: Path, chatty: Path, tmp_path: Path) -> None:
+    work, out = draft.with_name("draft.work"), tmp_path / "head"
+    options = command(chatty, out, "--work-dir", str(work), "--method", "eagle")
+    at = options.index("--draft-vocab-size")
+    assert main(options[:at] + options[at + 2 :]) == 0
+    assert len(list((work / "features").iterdir())) == 1
+    record = json.loads((out / "distill.json").read_text())
+    assert (record["method"], record["measured"]["width"], record["vocabulary_coverage"]) == ("eagle", 2, 1.0)
+
+
+@pytest.mark.slow
 def test_a_draft_that_is_there_is_not_overwritten(
     draft: Path, chatty: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +129,7 @@ def test_conversations_of_another_plan_are_not_mixed_in(
     ("words", "status", "said"),
     [
         (["--self-synthesize", "4", "--method", "medusa"], 1, "drafts for 'medusa' cannot be trained in this version"),
-        (["--self-synthesize", "4", "--method", "nonsense"], 1, "is not known; use eagle3 or dflash"),
+        (["--self-synthesize", "4", "--method", "nonsense"], 1, "is not known; use eagle3 or dflash or eagle"),
         (
             ["--self-synthesize", "4", "--draft-layers", "2"],
             1,

@@ -18,7 +18,7 @@ from graphspec.distill.vocabulary import choose_vocabulary
 RECIPE = Recipe(epochs=3, batch_size=2, depth=3, learning_rate=3e-3, seed=1)
 CAPACITY = 96
 KEPT = 64
-"""Of 128 tokens, the draft says so many."""
+"""Of 128 tokens, a draft with a vocabulary of its own says so many."""
 
 
 def conversation(index: int, prompt: list[int], answer: list[int]) -> Conversation:
@@ -45,10 +45,9 @@ def new_lesson(
 ) -> Lesson:
     """Ten of the conversations to train on, the rest held out; features are kept in `folder`."""
     opened, chosen = open_checkpoint(checkpoint), METHODS[method]
-    kept = choose_vocabulary(conversations, KEPT, 128)
-    drafter = chosen.new_drafter(
-        target, chosen.draft_config(opened.config, DraftShape(), KEPT, RECIPE.depth), kept, seed=3
-    )
+    kept = choose_vocabulary(conversations, KEPT if "--draft-vocab-size" in chosen.options else 128, 128)
+    config = chosen.draft_config(opened.config, DraftShape(), len(kept), RECIPE.depth)
+    drafter = chosen.new_drafter(target, config, kept, seed=3)
     store = FeatureStore(folder / "features", opened, drafter.taps)
     store.compute(target, conversations, lambda _: None)
     return Lesson(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from graphspec.distill.method import Method
 from graphspec.errors import ConfigError, UnsupportedError
 
-from . import dflash, eagle3
+from . import dflash, eagle, eagle3
 
-METHODS = {method.name: method for method in (eagle3.METHOD, dflash.METHOD)}
-PLANNED = ("eagle", "medusa")
+METHODS = {method.name: method for method in (eagle3.METHOD, dflash.METHOD, eagle.METHOD)}
+PLANNED = ("medusa",)
 
 
 def find_method(name: str) -> Method:

@@ -13,7 +13,15 @@ from graphspec.architectures.blocks.decoder import DecoderConfig
 from graphspec.architectures.drafters.dflash import BlockLayer, DFlashDrafter
 from graphspec.architectures.drafters.dflash_loading import sources
 from graphspec.architectures.target import DecoderTarget
-from graphspec.distill.drafts import CARRIED, copy_ends, fill_randomly, same_heads, stored_tensors, taps, write_draft
+from graphspec.distill.drafts import (
+    copy_ends,
+    fill_randomly,
+    layers_config,
+    same_heads,
+    stored_tensors,
+    taps,
+    write_draft,
+)
 from graphspec.distill.recipe import DraftShape
 from graphspec.distill.vocabulary import draft_to_target, target_to_draft
 from graphspec.errors import ConfigError
@@ -44,20 +52,10 @@ def draft_config(target: Mapping[str, Any], shape: DraftShape, draft_vocabulary:
         "torch_dtype": "float16",
         "transformer_layer_config": {
             "model_type": "qwen3",
-            "hidden_size": sizes.hidden,
-            "intermediate_size": shape.intermediate or sizes.intermediate,
-            "num_hidden_layers": layers,
-            "num_attention_heads": shape.heads or sizes.heads,
-            "num_key_value_heads": shape.kv_heads or sizes.kv_heads,
-            "head_dim": sizes.head_dim,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "tie_word_embeddings": False,
-            "vocab_size": sizes.vocabulary,
+            **layers_config(target, shape, layers),
             "layer_types": ["full_attention"] * layers,
             "sliding_window": None,
             "use_sliding_window": False,
-            **{key: target[key] for key in CARRIED if target.get(key) is not None},
         },
         "speculators_config": {
             "algorithm": "dflash",

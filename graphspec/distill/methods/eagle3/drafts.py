@@ -13,7 +13,15 @@ from graphspec.architectures.blocks.decoder import DecoderConfig
 from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
 from graphspec.architectures.drafters.eagle3_loading import sources
 from graphspec.architectures.target import DecoderTarget
-from graphspec.distill.drafts import CARRIED, copy_ends, fill_randomly, same_heads, stored_tensors, taps, write_draft
+from graphspec.distill.drafts import (
+    copy_ends,
+    fill_randomly,
+    layers_config,
+    same_heads,
+    stored_tensors,
+    taps,
+    write_draft,
+)
 from graphspec.distill.recipe import DraftShape
 from graphspec.distill.vocabulary import draft_to_target, target_to_draft
 
@@ -21,25 +29,14 @@ from graphspec.distill.vocabulary import draft_to_target, target_to_draft
 def draft_config(target: Mapping[str, Any], shape: DraftShape, draft_vocabulary: int) -> dict[str, Any]:
     """config.json of a one-layer head. Raises UnsupportedError for a target too shallow to be tapped."""
     sizes = DecoderConfig.read(target)
-    read = taps(sizes.layers, reader="EAGLE-3")
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
-        "hidden_size": sizes.hidden,
-        "intermediate_size": shape.intermediate or sizes.intermediate,
-        "num_hidden_layers": 1,
-        "num_attention_heads": shape.heads or sizes.heads,
-        "num_key_value_heads": shape.kv_heads or sizes.kv_heads,
-        "head_dim": sizes.head_dim,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "vocab_size": sizes.vocabulary,
+        **layers_config(target, shape, 1),
         "draft_vocab_size": draft_vocabulary,
         "target_hidden_size": sizes.hidden,
-        "eagle_aux_hidden_state_layer_ids": list(read),
+        "eagle_aux_hidden_state_layer_ids": list(taps(sizes.layers, reader="EAGLE-3")),
         "torch_dtype": "float16",
-        **{key: target[key] for key in CARRIED if target.get(key) is not None},
     }
 
 
