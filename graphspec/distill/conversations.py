@@ -1,4 +1,4 @@
-"""Conversations on disk: one JSON object a line, appended as each one ends, read back whole."""
+"""Conversations on disk: one JSON object a line, appended as each one ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from graphspec.errors import ConfigError
 
@@ -56,13 +55,40 @@ class ConversationFile:
         self._file.close()
 
 
+class ConversationReader:
+    """Reads what a folder's files have got since it last did; each index once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._places: dict[Path, tuple[int, int]] = {}
+        """Bytes and lines read of a file: whole lines, so a half-written one that is cut off moves nothing."""
+        self._seen: set[int] = set()
+
+    def read(self) -> list[Conversation]:
+        """In the order of their files. Raises ConfigError naming file and line."""
+        found = []
+        for path in sorted(self._folder.glob(FILES)):
+            for conversation in self._appended(path):
+                if conversation.index not in self._seen:
+                    self._seen.add(conversation.index)
+                    found.append(conversation)
+        return found
+
+    def _appended(self, path: Path) -> Iterator[Conversation]:
+        size, lines = self._places.get(path, (0, 0))
+        with path.open("rb") as file:
+            file.seek(size)
+            for number, line in enumerate(file, start=lines + 1):
+                if not line.endswith(b"\n"):
+                    return  # being written, or cut off by a kill: made again when the run goes on
+                yield _parsed(path, number, line)
+                size += len(line)
+                self._places[path] = (size, number)
+
+
 def read_conversations(folder: Path) -> list[Conversation]:
     """Every conversation of a folder by index, each index once. Raises ConfigError naming file and line."""
-    found: dict[int, Conversation] = {}
-    for path in sorted(folder.glob(FILES)):
-        for conversation in _read(path):
-            found.setdefault(conversation.index, conversation)
-    return [found[index] for index in sorted(found)]
+    return sorted(ConversationReader(folder).read(), key=lambda conversation: conversation.index)
 
 
 def usable(conversations: Iterable[Conversation], *, shortest_answer: int = 8) -> list[Conversation]:
@@ -101,20 +127,13 @@ def _bucket(prompt: Sequence[int]) -> int:
     return int.from_bytes(digest[:8], "big") % _HELD_OUT_BUCKETS
 
 
-def _read(path: Path) -> Iterator[Conversation]:
-    content = path.read_bytes()
-    for number, line in enumerate(content.splitlines(keepends=True), start=1):
-        if not line.endswith(b"\n"):
-            return  # being written, or cut off by a kill: made again when the run goes on
-        try:
-            yield _parse(json.loads(line))
-        except (ValueError, TypeError, KeyError) as error:
-            raise ConfigError(f"{path}, line {number}, is no conversation ({error}); delete the line") from None
-
-
-def _parse(values: dict[str, Any]) -> Conversation:
-    prompt, answer = (tuple(int(token) for token in values.pop(name)) for name in ("prompt", "answer"))
-    return Conversation(prompt=prompt, answer=answer, **values)
+def _parsed(path: Path, number: int, line: bytes) -> Conversation:
+    try:
+        values = json.loads(line)
+        prompt, answer = (tuple(int(token) for token in values.pop(name)) for name in ("prompt", "answer"))
+        return Conversation(prompt=prompt, answer=answer, **values)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}, line {number}, is no conversation ({error}); delete the line") from None
 
 
 def _drop_unfinished_line(path: Path) -> None:

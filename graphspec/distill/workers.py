@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from pathlib import Path
 
-from .conversations import Conversation, read_conversations
+from .conversations import Conversation, ConversationReader
 from .synthesis import Synthesis, synthesise
 
 _POLL_SECONDS = 2.0
@@ -23,9 +23,11 @@ def synthesise_in_workers(
     on_progress: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
     """`synthesise` in `workers` processes, or in this one; `on_progress` is told conversations and answer tokens."""
+    count = _Count(on_progress)
+    files = ConversationReader(folder)
+    count.add(files.read())
     if workers == 1:
-        count = _Count(read_conversations(folder), on_progress)
-        synthesise(bundle, folder, plan, rows=rows, on_conversation=count.add)
+        synthesise(bundle, folder, plan, rows=rows, on_conversation=lambda conversation: count.add([conversation]))
         return
     # A fresh interpreter each: ONNX Runtime's threads do not survive a fork.
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -35,7 +37,7 @@ def synthesise_in_workers(
         }
         while pending:
             done, pending = wait(pending, timeout=_POLL_SECONDS)
-            _Count(read_conversations(folder), on_progress)
+            count.add(files.read())
             for future in done:
                 future.result()
 
@@ -43,12 +45,11 @@ def synthesise_in_workers(
 class _Count:
     """Conversations and answer tokens so far."""
 
-    def __init__(self, done: list[Conversation], on_progress: Callable[[int, int], None]) -> None:
-        self._conversations, self._tokens = len(done), sum(len(conversation.answer) for conversation in done)
+    def __init__(self, on_progress: Callable[[int, int], None]) -> None:
+        self._conversations = self._tokens = 0
         self._on_progress = on_progress
-        on_progress(self._conversations, self._tokens)
 
-    def add(self, conversation: Conversation) -> None:
-        self._conversations += 1
-        self._tokens += len(conversation.answer)
+    def add(self, conversations: Sequence[Conversation]) -> None:
+        self._conversations += len(conversations)
+        self._tokens += sum(len(conversation.answer) for conversation in conversations)
         self._on_progress(self._conversations, self._tokens)

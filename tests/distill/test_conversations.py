@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from graphspec.distill.conversations import (
     Conversation,
     ConversationFile,
+    ConversationReader,
     distinct_share,
     read_conversations,
     split,
@@ -54,7 +55,26 @@ def test_a_line_cut_off_by_a_kill_is_dropped_and_the_next_one_stands_alone(tmp_p
     assert read_conversations(tmp_path) == [conversation(0), conversation(2)]
 
 
-@pytest.mark.parametrize("line", ["{}", "nonsense", json.dumps({"prompt": ["a"], "answer": []})])
+def test_a_reader_reads_only_what_was_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = tmp_path / "conversations-0-of-2.jsonl", tmp_path / "conversations-1-of-2.jsonl"
+    write(one, conversation(0), conversation(2))
+    reader = ConversationReader(tmp_path)
+    assert reader.read() == [conversation(0), conversation(2)]
+    assert reader.read() == []
+    write(one, conversation(4))
+    write(other, conversation(1), conversation(2))
+    whole = one.read_bytes()
+    parsed: list[bytes] = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda line: parsed.append(line) or loads(line))  # type: ignore[func-returns-value]
+    one.write_bytes(whole + whole[:20])
+    assert reader.read() == [conversation(4), conversation(1)]
+    assert len(parsed) == 3
+    write(one, conversation(6))  # what a kill left half written is cut off first
+    assert reader.read() == [conversation(6)]
+
+
+@pytest.mark.parametrize("line", ["{}", "5", "nonsense", json.dumps({"prompt": ["a"], "answer": []})])
 def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "conversations.jsonl"
     write(path, conversation(0))
