@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from ..blocks.decoder import DecoderConfig, DecoderLayer, Embedding, LayerCache, Linear, Norm
+from ..blocks.decoder import DecoderConfig, DecoderLayer, LayerCache, Linear, Norm
 from ..blocks.rope import RotaryTable
-from ..state import StateSpec, cache_specs, flatten, layer_caches
+from ..state import flatten, layer_caches
 from ..step import Verified
 from ..target import DecoderTarget, visible
+from .ends import Ends, TappingDrafter
 
 
 class BlockWindow(NamedTuple):
@@ -68,48 +69,33 @@ class BlockLayers(nn.ModuleList):
         def __iter__(self) -> Iterator[BlockLayer]: ...
 
 
-class DFlashDrafter(nn.Module):
+class DFlashDrafter(TappingDrafter):
     """fc and norm over the target's taps; layers; a norm; the target's embedding and head, or the draft's own."""
-
-    offsets: Tensor
 
     def __init__(
         self,
         config: DecoderConfig,
+        ends: Ends,
         *,
         taps: tuple[int, ...],
         target_hidden: int,
         mask_token: int,
-        draft_vocabulary: int | None,
-        own_embedding: bool,
-        pruned: bool,
         num_draft_tokens: int,
         capacity: int,
     ) -> None:
-        super().__init__()
-        self.config, self.taps, self.num_draft_tokens, self.mask_token = config, taps, num_draft_tokens, mask_token
-        hidden, eps = config.hidden, config.eps
-        self.embedding = Embedding(config.vocabulary, hidden) if own_embedding else None
-        self.fc = Linear(len(taps) * target_hidden, hidden)
-        self.context_norm = Norm(hidden, eps)
+        super().__init__(config, ends, taps=taps, num_draft_tokens=num_draft_tokens)
+        self.mask_token = mask_token
+        self.fc = Linear(len(taps) * target_hidden, config.hidden)
+        self.context_norm = Norm(config.hidden, config.eps)
         self.layers = BlockLayers(BlockLayer(config) for _ in range(config.layers))
-        self.norm = Norm(hidden, eps)
-        self.head = Linear(hidden, draft_vocabulary) if draft_vocabulary else None
+        self._add_head(ends)
         # A block reaches one position further than drafts that are made one by one.
         self.rotary = RotaryTable(config.rope, capacity + 1)
-        self.pruned = pruned
-        if pruned:
-            self.register_buffer("offsets", torch.zeros(draft_vocabulary or 0, dtype=torch.int64))
 
     @property
     def block_size(self) -> int:
         """Rows of a block: the pending token and the drafts."""
         return self.num_draft_tokens + 1
-
-    @property
-    def states(self) -> tuple[StateSpec, ...]:
-        """Keys and values of the context; none of a block outlives its step."""
-        return cache_specs("draft", self.config)
 
     def propose(self, target: DecoderTarget, verified: Verified, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         assert verified.hidden.taps is not None
@@ -121,7 +107,7 @@ class DFlashDrafter(nn.Module):
         for layer, cache in zip(self.layers, layer_caches(states), strict=True):
             x, cache = layer.forward_block(x, context, at, cache)
             caches.append(cache)
-        return self._decide(target, x[:, 1:]), flatten(caches)
+        return self.decide(target, self.norm(x[:, 1:])), flatten(caches)
 
     def context(self, taps: Tensor) -> Tensor:
         """[B, T, m · Ht] → [B, T, H], what every layer makes keys and values of."""
@@ -131,25 +117,9 @@ class DFlashDrafter(nn.Module):
         """The tokens of a block, i64[B, 1] → i64[B, R]."""
         return nn.functional.pad(pending, (0, self.num_draft_tokens), value=self.mask_token)
 
-    def embed(self, target: DecoderTarget, tokens: Tensor) -> Tensor:
-        """tokens i64[B, T] → [B, T, H], by the draft's own table or the target's."""
-        return target.embed(tokens) if self.embedding is None else self.embedding(tokens.clamp(min=0))
-
-    def logits(self, target: DecoderTarget, out: Tensor) -> Tensor:
-        """Layer output [B, R, H] → [B, R, Vd]."""
-        normed = self.norm(out)
-        return target.logits(normed) if self.head is None else self.head(normed)
-
     def _window(self, verified: Verified, count: int) -> BlockWindow:
         block = verified.next_kv_len.unsqueeze(1) + torch.arange(self.block_size)
         added = verified.kv_len.unsqueeze(1) + torch.arange(count)
         cos, sin = self.rotary(torch.cat((block, added), dim=1))
         last = (verified.next_kv_len - 1).unsqueeze(1).expand(-1, self.block_size)
         return BlockWindow(verified.kv_len, cos, sin, visible(verified.key_positions, last))
-
-    def _decide(self, target: DecoderTarget, out: Tensor) -> Tensor:
-        """[B, K, H] → i64[B, K] in the target's ids."""
-        tokens = self.logits(target, out).argmax(dim=-1)
-        if self.pruned:
-            tokens = tokens + nn.functional.embedding(tokens, self.offsets.unsqueeze(1)).squeeze(-1)
-        return tokens

@@ -11,10 +11,10 @@ from graphspec.speculative_config import SpeculativeConfig
 from ..blocks.decoder import DecoderConfig
 from ..blocks.decoder_weights import layer_sources
 from ..target import DecoderTarget
-from ..weights import Source, load_parameters, one
+from ..weights import Source, one
 from .dflash import DFlashDrafter
 from .dflash_config import MASK_FIELD, entered_layers, mask_token, tap_field, unsupported
-from .draft_vocabulary import check_shared, has_own_embedding, has_own_head, read_offsets
+from .draft_vocabulary import end_sources, load_drafter_parameters, read_ends
 from .names import RenamedCheckpoint
 from .switches import biases, body
 
@@ -33,30 +33,17 @@ def load_drafter(
     _refuse(draft)
     renamed = RenamedCheckpoint(draft)
     shape = _shape(draft, renamed, target)
-    own_embedding = has_own_embedding(renamed, target)
-    head_rows = renamed.tensors["lm_head.weight"].shape[0] if has_own_head(draft, renamed) else None
+    taps, mask = _taps(draft, renamed, target, shape.layers), _mask(draft, target)
     drafter = DFlashDrafter(
         shape,
-        taps=_taps(draft, renamed, target, shape.layers),
+        read_ends(draft, renamed, target, hidden=shape.hidden),
+        taps=taps,
         target_hidden=target.config.hidden,
-        mask_token=_mask(draft, target),
-        draft_vocabulary=head_rows,
-        own_embedding=own_embedding,
-        pruned="d2t" in renamed,
+        mask_token=mask,
         num_draft_tokens=num_draft_tokens,
         capacity=target.capacity,
     )
-    check_shared(
-        draft,
-        target,
-        hidden=shape.hidden,
-        own_embedding=own_embedding,
-        head_rows=head_rows,
-        pruned=drafter.pruned,
-    )
-    load_parameters(drafter, renamed, sources(drafter), ignored=_is_known_extra)
-    if drafter.pruned:
-        drafter.offsets = read_offsets(renamed, head_rows, target)
+    load_drafter_parameters(drafter, renamed, target, sources(drafter))
     return drafter
 
 
@@ -112,20 +99,8 @@ def _mask(draft: Checkpoint, target: DecoderTarget) -> int:
 
 def sources(drafter: DFlashDrafter) -> dict[str, Source]:
     """Where each parameter is stored, under canonical names (RenamedCheckpoint)."""
-    found = {
-        "fc.weight": one("fc.weight"),
-        "context_norm.weight": one("hidden_norm.weight"),
-        "norm.weight": one("norm.weight"),
-    }
+    found = end_sources(drafter)
+    found |= {"fc.weight": one("fc.weight"), "context_norm.weight": one("hidden_norm.weight")}
     for index in range(drafter.config.layers):
         found |= layer_sources(f"layers.{index}", f"layers.{index}", drafter.config)
-    if drafter.head is not None:
-        found["head.weight"] = one("lm_head.weight")
-    if drafter.embedding is not None:
-        found["embedding.weight"] = one("embed_tokens.weight")
     return found
-
-
-def _is_known_extra(name: str) -> bool:
-    """d2t is loaded apart, t2d is for training, embed_tokens is here a copy of the target's."""
-    return name in ("d2t", "t2d", "embed_tokens.weight") or name.endswith("inv_freq")

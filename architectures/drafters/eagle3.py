@@ -15,7 +15,6 @@ from ..blocks.decoder import (
     DecoderConfig,
     DecoderLayer,
     DecoderLayers,
-    Embedding,
     LayerCache,
     Linear,
     Mlp,
@@ -23,9 +22,10 @@ from ..blocks.decoder import (
     Window,
 )
 from ..blocks.rope import RotaryTable
-from ..state import StateSpec, cache_specs, flatten, layer_caches
+from ..state import flatten, layer_caches
 from ..step import Verified
 from ..target import DecoderTarget, draft_window, window
+from .ends import Ends, TappingDrafter
 
 
 class FusedInputLayer(nn.Module):
@@ -65,49 +65,34 @@ class FusedInputLayer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class Eagle3Drafter(nn.Module):
+class Eagle3Drafter(TappingDrafter):
     """fc over the target's taps; layers; its own norm and (pruned) head, or the target's head."""
-
-    offsets: Tensor
 
     def __init__(
         self,
         config: DecoderConfig,
+        ends: Ends,
         *,
         taps: tuple[int, ...],
         target_hidden: int,
-        draft_vocabulary: int | None,
-        own_embedding: bool,
-        pruned: bool,
-        tap_norms: bool,
-        norm_before_fc: bool,
-        norm_before_residual: bool,
-        norm_output: bool,
-        fc_bias: bool,
+        tap_norms: bool = False,
+        norm_before_fc: bool = False,
+        norm_before_residual: bool = False,
+        norm_output: bool = False,
+        fc_bias: bool = False,
         num_draft_tokens: int,
         capacity: int,
     ) -> None:
-        super().__init__()
-        self.config, self.taps, self.num_draft_tokens = config, taps, num_draft_tokens
+        super().__init__(config, ends, taps=taps, num_draft_tokens=num_draft_tokens)
         self.norm_output = norm_output
         hidden, eps = config.hidden, config.eps
-        self.embedding = Embedding(config.vocabulary, hidden) if own_embedding else None
         self.tap_norms = nn.ModuleList([Norm(target_hidden, eps) for _ in taps if tap_norms])
         self.before_fc = Norm(len(taps) * target_hidden, eps) if norm_before_fc else None
         self.fc = Linear(len(taps) * target_hidden, hidden, bias=fc_bias)
         self.first = FusedInputLayer(config, norm_before_residual=norm_before_residual)
         self.rest = DecoderLayers(DecoderLayer(config) for _ in range(1, config.layers))
-        self.norm = Norm(hidden, eps)
-        self.head = Linear(hidden, draft_vocabulary) if draft_vocabulary else None
+        self._add_head(ends)
         self.rotary = RotaryTable(config.rope, capacity)
-        self.pruned = pruned
-        if pruned:
-            self.register_buffer("offsets", torch.zeros(draft_vocabulary or 0, dtype=torch.int64))
-
-    @property
-    def states(self) -> tuple[StateSpec, ...]:
-        """The head's own caches: entries come from true target features only."""
-        return cache_specs("draft", self.config)
 
     def propose(self, target: DecoderTarget, verified: Verified, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         assert verified.hidden.taps is not None
@@ -134,10 +119,6 @@ class Eagle3Drafter(nn.Module):
             drafts.append(token)
         return torch.cat(drafts, dim=1), flatten(caches)
 
-    def embed(self, target: DecoderTarget, tokens: Tensor) -> Tensor:
-        """tokens i64[B, T] → [B, T, H], by the head's own table or the target's."""
-        return target.embed(tokens) if self.embedding is None else self.embedding(tokens.clamp(min=0))
-
     def fuse_taps(self, taps: Tensor) -> Tensor:
         """[B, T, m · Ht] → [B, T, H]."""
         if len(self.tap_norms):
@@ -148,8 +129,4 @@ class Eagle3Drafter(nn.Module):
     def _decide(self, target: DecoderTarget, out: Tensor) -> tuple[Tensor, Tensor]:
         """Layer output [B, 1, H] → the drafted token i64[B, 1] in the target's ids, and the next feature."""
         normed = self.norm(out)
-        logits = target.logits(normed) if self.head is None else self.head(normed)
-        token = logits.argmax(dim=-1)
-        if self.pruned:
-            token = token + nn.functional.embedding(token, self.offsets.unsqueeze(1)).squeeze(-1)
-        return token, (normed if self.norm_output else out)
+        return self.decide(target, normed), (normed if self.norm_output else out)

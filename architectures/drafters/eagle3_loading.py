@@ -14,8 +14,8 @@ from graphspec.speculative_config import SpeculativeConfig
 from ..blocks.decoder import DecoderConfig
 from ..blocks.decoder_weights import attention_sources, layer_sources, mlp_sources
 from ..target import DecoderTarget
-from ..weights import Source, load_parameters, one
-from .draft_vocabulary import check_shared, has_own_embedding, has_own_head, read_offsets
+from ..weights import Source, one
+from .draft_vocabulary import end_sources, load_drafter_parameters, read_ends
 from .eagle3 import Eagle3Drafter
 from .fit import LEAST_LAYERS
 from .names import RenamedCheckpoint
@@ -40,15 +40,11 @@ def load_drafter(
     renamed = RenamedCheckpoint(draft)
     shape = _shape(draft, renamed, target)
     taps = _taps(draft, renamed, target)
-    own_embedding = has_own_embedding(renamed, target)
-    head_rows = renamed.tensors["lm_head.weight"].shape[0] if has_own_head(draft, renamed) else None
     drafter = Eagle3Drafter(
         shape,
+        read_ends(draft, renamed, target, hidden=shape.hidden),
         taps=taps,
         target_hidden=target.config.hidden,
-        draft_vocabulary=head_rows,
-        own_embedding=own_embedding,
-        pruned="d2t" in renamed,
         # A norm that the config promises and the file lacks must be missed, not skipped.
         tap_norms="fc_norm.0.weight" in renamed or is_on(draft, "fc_norm", "use_aux_norm"),
         norm_before_fc="input_norm.weight" in renamed or is_on(draft, "norm_before_fc"),
@@ -58,17 +54,7 @@ def load_drafter(
         num_draft_tokens=num_draft_tokens,
         capacity=target.capacity,
     )
-    check_shared(
-        draft,
-        target,
-        hidden=shape.hidden,
-        own_embedding=own_embedding,
-        head_rows=head_rows,
-        pruned=drafter.pruned,
-    )
-    load_parameters(drafter, renamed, sources(drafter), ignored=_is_known_extra)
-    if drafter.pruned:
-        drafter.offsets = read_offsets(renamed, head_rows, target)
+    load_drafter_parameters(drafter, renamed, target, sources(drafter))
     return drafter
 
 
@@ -140,7 +126,8 @@ def _listed_taps(config: Mapping[str, Any], layers: int) -> tuple[int, ...] | No
 def sources(drafter: Eagle3Drafter) -> dict[str, Source]:
     """Where every parameter of a head comes from, in canonical names; training writes them back there."""
     config = drafter.config
-    found = {f"fc.{part}": one(f"fc.{part}") for part, _ in drafter.fc.named_parameters()}
+    found = end_sources(drafter)
+    found |= {f"fc.{part}": one(f"fc.{part}") for part, _ in drafter.fc.named_parameters()}
     found |= attention_sources("first.attention", "layers.0.self_attn", config)
     found |= mlp_sources("first.mlp", "layers.0.mlp", config)
     found["first.input_norm.weight"] = one("layers.0.input_layernorm.weight")
@@ -148,18 +135,8 @@ def sources(drafter: Eagle3Drafter) -> dict[str, Source]:
     found["first.mlp_norm.weight"] = one("layers.0.post_attention_layernorm.weight")
     for index in range(1, config.layers):
         found |= layer_sources(f"rest.{index - 1}", f"layers.{index}", config)
-    found["norm.weight"] = one("norm.weight")
-    if drafter.head is not None:
-        found["head.weight"] = one("lm_head.weight")
-    if drafter.embedding is not None:
-        found["embedding.weight"] = one("embed_tokens.weight")
     if drafter.before_fc is not None:
         found["before_fc.weight"] = one("input_norm.weight")
     for index in range(len(drafter.tap_norms)):
         found[f"tap_norms.{index}.weight"] = one(f"fc_norm.{index}.weight")
     return found
-
-
-def _is_known_extra(name: str) -> bool:
-    """d2t is loaded apart, t2d is for training, embed_tokens is here a copy of the target's."""
-    return name in ("d2t", "t2d", "embed_tokens.weight") or name.endswith("inv_freq")

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from graphspec.architectures.blocks.decoder import Attention, DecoderConfig
 from graphspec.architectures.drafters.dflash import DFlashDrafter
 from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
+from graphspec.architectures.drafters.ends import TappingDrafter
 from graphspec.architectures.target import DecoderTarget
 from graphspec.architectures.weights import Source
 from graphspec.errors import UnsupportedError
 
 from .recipe import DraftShape
+from .vocabulary import target_to_draft
 
 _CARRIED = ("rope_theta", "rms_norm_eps", "max_position_embeddings", "bos_token_id", "eos_token_id")
 """Config keys that a draft has from its target; not the scaling of its rope (checkpoints.md §4.2)."""
@@ -93,6 +95,11 @@ def stored_tensors(drafter: nn.Module, sources: Mapping[str, Source]) -> dict[st
         parts = torch.split(value, list(source.rows)) if source.rows else (value,)
         tensors |= {stored: part.half() for stored, part in zip(source.names, parts, strict=True)}
     return tensors
+
+
+def vocabulary_tensors(drafter: TappingDrafter) -> dict[str, Tensor]:
+    """d2t and t2d of a pruned draft."""
+    return {"d2t": drafter.offsets, "t2d": target_to_draft(drafter.says, drafter.config.vocabulary)}
 
 
 def write_draft(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:

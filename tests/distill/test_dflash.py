@@ -67,7 +67,7 @@ def test_a_block_is_the_one_that_serving_drafts_there(step: FusedStep, prompt: t
     drafter = drafter_of(step)
     with torch.no_grad():
         out = run_blocks(drafter, step.target, tokens, read, starts)
-        logits = drafter.logits(step.target, out[:, 1, 1:])[0]
+        logits = drafter.logits(step.target, drafter.norm(out[:, 1, 1:]))[0]
     assert turn.draft_logits is not None
     torch.testing.assert_close(logits, turn.draft_logits, rtol=1e-2, atol=1e-2)  # features are kept in float16
     ids = logits.argmax(-1)
@@ -124,7 +124,7 @@ def test_held_out_drafts_are_counted_at_every_position(lesson: Lesson) -> None:
 def test_the_loss_is_the_cross_entropy_with_the_targets_distribution(lesson: Lesson) -> None:
     """Position by position, from the definition; padding beside it changes nothing."""
     drafter, (only, _) = lesson.drafter, lesson.training[2:4]
-    kept, read = torch.arange(KEPT) + drafter.offsets, lesson.store.load(only)
+    kept, read = drafter.says, lesson.store.load(only)
     with torch.no_grad():
         found = float(loss(drafter, lesson.target, collate([only], [read]), RECIPE, torch.Generator()))
         means = []
@@ -138,7 +138,7 @@ def test_the_loss_is_the_cross_entropy_with_the_targets_distribution(lesson: Les
                     # A text that ends with the block's own token.
                     padded = torch.nn.functional.pad(taps_before, (0, 0, 0, 1))
                     out = run_blocks(drafter, lesson.target, tokens, padded, torch.tensor([[start]]))
-                    said = drafter.logits(lesson.target, out[:, 0, 1 + draft])[0]
+                    said = drafter.logits(lesson.target, drafter.norm(out[:, 0, 1 + draft]))[0]
                     wanted = lesson.target.logits(read.final[None, None, token - 1].float())[0, 0, kept]
                     losses.append(-(wanted.softmax(-1) * said.log_softmax(-1)).sum())
             means.append(float(torch.stack(losses).mean()))

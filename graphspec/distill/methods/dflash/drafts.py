@@ -12,6 +12,7 @@ from torch import Tensor
 from graphspec.architectures.blocks.decoder import DecoderConfig
 from graphspec.architectures.drafters.dflash import BlockLayer, DFlashDrafter
 from graphspec.architectures.drafters.dflash_loading import sources
+from graphspec.architectures.drafters.ends import Ends
 from graphspec.architectures.target import DecoderTarget
 from graphspec.distill.drafts import (
     copy_ends,
@@ -20,10 +21,11 @@ from graphspec.distill.drafts import (
     same_heads,
     stored_tensors,
     taps,
+    vocabulary_tensors,
     write_draft,
 )
 from graphspec.distill.recipe import DraftShape
-from graphspec.distill.vocabulary import draft_to_target, target_to_draft
+from graphspec.distill.vocabulary import draft_to_target
 from graphspec.errors import ConfigError
 
 DEFAULT_LAYERS = 2
@@ -71,12 +73,10 @@ def new_drafter(target: DecoderTarget, config: Mapping[str, Any], kept: Tensor, 
     rows of its head for the tokens i64[Vd] `kept`. The rest is small and random."""
     drafter = DFlashDrafter(
         DecoderConfig.read(config["transformer_layer_config"], qk_norm=True),
+        Ends(head_rows=len(kept), pruned=True),
         taps=tuple(config["aux_hidden_state_layer_ids"]),
         target_hidden=target.config.hidden,
         mask_token=config["mask_token_id"],
-        draft_vocabulary=len(kept),
-        own_embedding=False,
-        pruned=True,
         num_draft_tokens=config["block_size"] - 1,
         capacity=target.capacity,
     )
@@ -88,9 +88,7 @@ def new_drafter(target: DecoderTarget, config: Mapping[str, Any], kept: Tensor, 
 
 def save_draft(folder: Path, drafter: DFlashDrafter, config: Mapping[str, Any]) -> None:
     """config.json and model.safetensors in float16, under the names of speculators."""
-    kept = torch.arange(len(drafter.offsets)) + drafter.offsets
-    vocabulary = {"d2t": drafter.offsets, "t2d": target_to_draft(kept, drafter.config.vocabulary)}
-    write_draft(folder, stored_tensors(drafter, sources(drafter)) | vocabulary, config)
+    write_draft(folder, stored_tensors(drafter, sources(drafter)) | vocabulary_tensors(drafter), config)
 
 
 def _copy_end(target: DecoderTarget, drafter: DFlashDrafter, kept: Tensor) -> None:

@@ -36,7 +36,7 @@ def loss(
     return teach(
         target,
         batch,
-        torch.arange(len(drafter.offsets)) + drafter.offsets,
+        drafter.says,
         anchors,
         ((drafter.norm(draft), head) for draft in out[:, :, 1:].unbind(2)),
         decay=recipe.decay,

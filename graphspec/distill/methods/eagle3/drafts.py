@@ -12,6 +12,7 @@ from torch import Tensor
 from graphspec.architectures.blocks.decoder import DecoderConfig
 from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
 from graphspec.architectures.drafters.eagle3_loading import sources
+from graphspec.architectures.drafters.ends import Ends
 from graphspec.architectures.target import DecoderTarget
 from graphspec.distill.drafts import (
     copy_ends,
@@ -20,10 +21,11 @@ from graphspec.distill.drafts import (
     same_heads,
     stored_tensors,
     taps,
+    vocabulary_tensors,
     write_draft,
 )
 from graphspec.distill.recipe import DraftShape
-from graphspec.distill.vocabulary import draft_to_target, target_to_draft
+from graphspec.distill.vocabulary import draft_to_target
 
 
 def draft_config(target: Mapping[str, Any], shape: DraftShape, draft_vocabulary: int) -> dict[str, Any]:
@@ -45,16 +47,9 @@ def new_drafter(target: DecoderTarget, config: Mapping[str, Any], kept: Tensor, 
     rows of its head for the tokens i64[Vd] `kept`. The rest is small and random."""
     drafter = Eagle3Drafter(
         DecoderConfig.read(config),
+        Ends(head_rows=len(kept), pruned=True),
         taps=tuple(config["eagle_aux_hidden_state_layer_ids"]),
         target_hidden=target.config.hidden,
-        draft_vocabulary=len(kept),
-        own_embedding=False,
-        pruned=True,
-        tap_norms=False,
-        norm_before_fc=False,
-        norm_before_residual=False,
-        norm_output=False,
-        fc_bias=False,
         num_draft_tokens=1,
         capacity=target.capacity,
     )
@@ -67,9 +62,7 @@ def new_drafter(target: DecoderTarget, config: Mapping[str, Any], kept: Tensor, 
 def save_draft(folder: Path, drafter: Eagle3Drafter, config: Mapping[str, Any]) -> None:
     """config.json and model.safetensors in float16, under the names of SafeAILab's heads."""
     tensors = {_published(name): tensor for name, tensor in stored_tensors(drafter, sources(drafter)).items()}
-    kept = torch.arange(len(drafter.offsets)) + drafter.offsets
-    tensors["d2t"], tensors["t2d"] = drafter.offsets, target_to_draft(kept, drafter.config.vocabulary)
-    write_draft(folder, tensors, config)
+    write_draft(folder, tensors | vocabulary_tensors(drafter), config)
 
 
 def _published(name: str) -> str:
