@@ -26,6 +26,7 @@ TOKENIZER_FILES = (
     "generation_config.json",
     "special_tokens_map.json",
 )
+MEDUSA_FILE = "medusa_lm_head.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class _Format:
     single: str
     infos: Callable[[Path], dict[str, TensorInfo]]
     tensors: Callable[[Mapping[str, Path], Sequence[str]], Iterator[tuple[str, torch.Tensor]]]
+    others: tuple[str, ...] = ()
+    """Names that a file goes by where neither `single` nor its index is there."""
 
     @property
     def index(self) -> str:
@@ -42,7 +45,7 @@ class _Format:
 
 
 _SAFETENSORS = _Format("model.safetensors", safetensors_file.read_infos, safetensors_file.read_tensors)
-_BIN = _Format("pytorch_model.bin", torch_bin.read_infos, torch_bin.read_tensors)
+_BIN = _Format("pytorch_model.bin", torch_bin.read_infos, torch_bin.read_tensors, others=(MEDUSA_FILE,))
 
 
 def open_directory(path: Path, name: str) -> StoredCheckpoint:
@@ -72,7 +75,7 @@ def open_directory(path: Path, name: str) -> StoredCheckpoint:
 def _find_weights(path: Path) -> tuple[_Format, Path] | None:
     """The index, or the one file, that the weights are read from; safetensors before .bin."""
     for weight_format in (_SAFETENSORS, _BIN):
-        for name in (weight_format.index, weight_format.single):
+        for name in (weight_format.index, weight_format.single, *weight_format.others):
             if (path / name).is_file():
                 return weight_format, path / name
         if weight_format is _SAFETENSORS:

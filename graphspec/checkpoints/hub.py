@@ -7,12 +7,12 @@ from pathlib import Path
 
 from graphspec.errors import CheckpointError
 
-from .directory import TOKENIZER_FILES, open_directory
+from .directory import MEDUSA_FILE, TOKENIZER_FILES, open_directory
 from .stored import StoredCheckpoint
 
 _COMMON = ("config.json", *TOKENIZER_FILES)
 _SAFETENSORS = ("*.safetensors", "*.safetensors.index.json")
-_BIN = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+_BIN = ("pytorch_model*.bin", "pytorch_model.bin.index.json", MEDUSA_FILE)
 # Weights of other programs, and the same weights a second time.
 _NEVER = ("*/*", "consolidated*.safetensors")
 
@@ -23,7 +23,7 @@ def open_hub(repo: str, revision: str | None, cache_dir: Path | None) -> StoredC
     folder = _download(repo, revision, cache_dir, (*_COMMON, *_SAFETENSORS))
     if not any(folder.glob("*.safetensors")):
         folder = _download(repo, revision, cache_dir, (*_COMMON, *_BIN))
-    if not (any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))):
+    if not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "pytorch_model*.bin", MEDUSA_FILE)):
         raise CheckpointError(
             f"the hub's repository {repo!r} is not a checkpoint: it has neither safetensors nor "
             "pytorch_model.bin weights; from a repository of GGUF files, download one .gguf and pass its path"

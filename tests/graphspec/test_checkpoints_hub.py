@@ -129,6 +129,14 @@ def test_bin_files_are_downloaded_where_there_are_no_safetensors(hub: Hub, tmp_p
     assert "training_args.bin" not in hub.downloaded
 
 
+def test_medusa_heads_are_downloaded_where_they_are_all_there_is(hub: Hub, tmp_path: Path) -> None:
+    torch.save(WEIGHTS, tmp_path / "x.pt")
+    hub.files = {"config.json": b"{}", "medusa_lm_head.pt": (tmp_path / "x.pt").read_bytes(), "other.pt": b"x"}
+    checkpoint = open_checkpoint("org/tiny", cache_dir=tmp_path)
+    assert torch.equal(dict(checkpoint.load(["a"]))["a"], WEIGHTS["a"])
+    assert "other.pt" not in hub.downloaded
+
+
 def test_a_downloaded_repository_opens_again_without_the_hub(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
