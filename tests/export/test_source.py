@@ -26,7 +26,7 @@ def _load(target, draft, k, config, scale=1):
     from {drafter} import Drafter
     return Drafter(k)
 
-MINE = DrafterKind(name="mine", label="Mine", methods=("medusa",), draft_checkpoint=False,
+MINE = DrafterKind(name="mine", label="Mine", methods=("dspark",), draft_checkpoint=False,
     matches=lambda target, draft: False, default_num_speculative_tokens=2, load=partial(_load, scale=2))
 ARCHITECTURES = (Architecture(target=TARGET, drafter=MINE),)
 """
@@ -54,7 +54,7 @@ def test_a_plug_in_of_single_files_counts_with_what_it_imports_from_beside_it(fo
     (folder / "mine_blocks" / "__init__.py").write_text("")
     (folder / "mine_blocks" / "layers.py").write_text("import mine\n")  # in a circle
     (folder / "other.py").write_text("")
-    resolution = resolve_pair(target, method="medusa", arch_modules=["mine"])
+    resolution = resolve_pair(target, method="dspark", arch_modules=["mine"])
     for name in ("mine.py", "mine_drafter.py", "mine_blocks/__init__.py", "mine_blocks/layers.py"):
         assert changed_by(folder / name, resolution), name
     assert not changed_by(folder / "other.py", resolution)
@@ -66,7 +66,7 @@ def test_a_plug_in_package_counts_whole(folder: Path, target: Path) -> None:
         (folder / "villa" / name).write_text("")
     (folder / "villa" / "arch" / "mine.py").write_text(ARCH.format(drafter="villa.drafter"))
     (folder / "villa" / "drafter.py").write_text("Drafter = None\n")
-    resolution = resolve_pair(target, method="medusa", arch_modules=["villa.arch.mine"])
+    resolution = resolve_pair(target, method="dspark", arch_modules=["villa.arch.mine"])
     for name in ("__init__.py", "arch/mine.py", "drafter.py", "unused.py"):
         assert changed_by(folder / "villa" / name, resolution), name
 
@@ -79,7 +79,7 @@ def test_an_installed_plug_in_counts_and_its_neighbours_do_not(
     monkeypatch.syspath_prepend(str(packages))
     (packages / "installed_arch.py").write_text("import huge\n" + ARCH.format(drafter="huge"))
     (packages / "huge.py").write_text("")
-    resolution = resolve_pair(target, method="medusa", arch_modules=["installed_arch"])
+    resolution = resolve_pair(target, method="dspark", arch_modules=["installed_arch"])
     assert changed_by(packages / "installed_arch.py", resolution)
     assert not changed_by(packages / "huge.py", resolution)
     for name in ("installed_arch", "huge"):
@@ -91,7 +91,7 @@ def test_a_copy_of_a_plug_in_elsewhere_is_the_same_code(folder: Path, target: Pa
         with pytest.MonkeyPatch.context() as patch:
             patch.syspath_prepend(str(place))
             sys.modules.pop("mine", None)
-            return source_sha256(resolve_pair(target, method="medusa", arch_modules=["mine"]))
+            return source_sha256(resolve_pair(target, method="dspark", arch_modules=["mine"]))
 
     first = folder / "a"
     first.mkdir()

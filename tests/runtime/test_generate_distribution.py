@@ -9,7 +9,7 @@ from typing import TypedDict
 import numpy as np
 import pytest
 from bigram import VOCABULARY, distributions, save_bigram
-from forced import ForcedBundle
+from forced import METHOD, ForcedBundle
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -51,7 +51,7 @@ def bundle(target: Path) -> Iterator[ForcedBundle]:
     build(
         model=target,
         arch_modules=["forced"],
-        speculative_method="medusa",
+        speculative_method=METHOD,
         num_speculative_tokens=3,
         encoding="float32",
         max_length=96,

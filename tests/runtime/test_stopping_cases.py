@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from answers import greedy_answer
-from forced import passes_by_hand
+from forced import METHOD, passes_by_hand
 from forced_server import ForcedServer, Told
 from pairs import FORCED, Pairs
 
@@ -44,7 +44,7 @@ def server(pairs: Pairs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[F
         model=pairs.pair(FORCED).target,
         arch=FORCED,
         arch_modules=["forced"],
-        speculative_method="medusa",
+        speculative_method=METHOD,
         encoding="float32",
         max_length=MAX_LENGTH,
         out=out,

@@ -22,6 +22,8 @@ from graphspec.runtime.onnxruntime_engine import OnnxRuntimeEngine, host
 from graphspec.runtime.sampling import SamplingParams
 from graphspec.runtime.text import Tokenizer
 
+METHOD = "dspark"
+"""What it answers to: no other drafter does."""
 TABLE = "draft.forced"
 """The state that holds it, i64[B, LONGEST]; -1: no draft."""
 LONGEST = 512
@@ -37,7 +39,7 @@ def _load(_target: Any, _draft: None, num_draft_tokens: int, _config: Any) -> An
 FORCED = DrafterKind(
     name="forced",
     label="Forced",
-    methods=("medusa",),
+    methods=(METHOD,),
     draft_checkpoint=False,
     matches=lambda _target, _draft: False,
     default_num_speculative_tokens=3,

@@ -15,6 +15,7 @@ import tiny
 import tiny_dflash
 import torch
 from fake_device import FakeCompiler
+from forced import METHOD
 from gpu import gpu_backend
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -200,4 +201,4 @@ def _kept(tensors: dict[str, Tensor]) -> Tensor:
 
 def _method(name: str) -> str | None:
     """A drafter without a draft checkpoint is chosen by its method; FORCED answers to one that nobody else does."""
-    return "medusa" if name == FORCED else None
+    return METHOD if name == FORCED else None
