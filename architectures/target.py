@@ -78,6 +78,10 @@ class DecoderTarget(nn.Module):
         logits = ops.linear(normed, self.head_weight) if self.head is None else self.head(normed)
         return logits.float()
 
+    def final(self, normed: Tensor) -> Tensor:
+        """Hidden.normed [B, R, H] → Hidden.final of the same rows."""
+        return normed if self.rotation is None else self.rotation.final(normed)
+
     def window(self, start: Tensor, tokens: Tensor, key_positions: Tensor) -> Window:
         """The window of tokens i64[B, T] at positions start[b] …, each seeing key_positions i64[L] up to its own."""
         return window(self.rotary, start, tokens.shape[1], key_positions)
@@ -94,10 +98,9 @@ class DecoderTarget(nn.Module):
         entering.append(x)
         tapped = torch.cat([entering[tap] for tap in taps], dim=-1) if taps else None
         normed = self.norm(x)
-        if self.rotation is None:
-            return Hidden(normed, normed, tapped), updated
-        outside = None if tapped is None else self.rotation.back(tapped)
-        return Hidden(normed, self.rotation.final(normed), outside), updated
+        if self.rotation is not None and tapped is not None:
+            tapped = self.rotation.back(tapped)
+        return Hidden(normed, self.final(normed), tapped), updated
 
     def _enter(self, tokens: Tensor) -> Tensor:
         embedded = self.embed(tokens)
@@ -111,8 +114,7 @@ class DecoderTarget(nn.Module):
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             x, new = layer.draft(x, window, cache, drafted[index] if drafted else None)
             grown.append(new)
-        normed = self.norm(x)
-        return (normed if self.rotation is None else self.rotation.final(normed)), grown
+        return self.final(self.norm(x)), grown
 
 
 def window(rotary: RotaryTable, start: Tensor, length: int, key_positions: Tensor) -> Window:

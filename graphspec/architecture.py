@@ -81,13 +81,16 @@ class DrafterKind:
     matches: Callable[[Facts, Facts], bool]
     """`matches(target, draft)`: whether a draft checkpoint is of this kind. Not called without a draft."""
     default_num_speculative_tokens: int | None
-    """K when neither the user nor the draft checkpoint names one; None: the draft was trained for one K."""
+    """K when neither the user nor the draft checkpoint names one; None: the draft decides."""
     load: Callable[..., Any]
     """`load(target_module, draft_checkpoint | None, num_draft_tokens, config) -> drafter module`; one whose
     `draft_is_target` takes a fifth argument, the draft's TargetKind."""
     trained_num_speculative_tokens: Callable[[Facts], int | None] = _any_number
     """`trained_num_speculative_tokens(draft)`: the only K that this draft can propose; None: any. A block's tokens
     see each other, so a shorter block is another one."""
+    most_num_speculative_tokens: Callable[[Facts], int | None] = _any_number
+    """`most_num_speculative_tokens(draft)`: the most that this draft can propose, and what it does propose when nobody
+    names a K; None: any."""
     misfits: Callable[[Facts, Facts], Sequence[str]] = _none
     """`misfits(target, draft)`: why a draft of this kind does not belong to the target, a sentence each."""
     draft_is_target: bool = False

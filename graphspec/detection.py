@@ -90,7 +90,7 @@ _DRAFT_NAMES: tuple[tuple[str, str], ...] = (
 )
 TAP_FIELD = "eagle_aux_hidden_state_layer_ids"
 """Where an EAGLE-3 draft names the target layers it reads."""
-_MEDUSA_HEAD = re.compile(r"(medusa_head\.)?\d+\.0\.linear\.weight")
+_MEDUSA_HEAD = re.compile(r"\d+\.0\.linear\.weight")
 
 
 def classify_target(target: Facts) -> str | None:
@@ -179,8 +179,13 @@ def number(config: Mapping[str, Any], key: str) -> int | None:
 
 
 def plain_names(facts: Facts) -> dict[str, tuple[int, ...]]:
-    """Tensor shapes by name without the `model.` prefix some exports add."""
-    return {name.removeprefix("model."): info.shape for name, info in facts.tensors.items()}
+    """Tensor shapes by plain name."""
+    return {plain_name(name): info.shape for name, info in facts.tensors.items()}
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name without the prefix that some exports add."""
+    return name.removeprefix("model.").removeprefix("medusa_head.")
 
 
 def verifier_architecture(draft: Facts) -> str | None:

@@ -49,18 +49,25 @@ def resolve(
 
 def trained_num_draft_tokens(resolution: Resolution) -> int | None:
     """The only K that the draft can propose; None: any."""
-    draft = resolution.draft
-    if draft is None:
-        return None
-    facts = Facts(config=draft.config, tensors=draft.tensors)
-    return resolution.architecture.drafter.trained_num_speculative_tokens(facts)
+    facts = _draft_facts(resolution.draft)
+    return None if facts is None else resolution.architecture.drafter.trained_num_speculative_tokens(facts)
+
+
+def most_num_draft_tokens(resolution: Resolution) -> int | None:
+    """The largest K that the draft can propose; None: any."""
+    facts = _draft_facts(resolution.draft)
+    return None if facts is None else resolution.architecture.drafter.most_num_speculative_tokens(facts)
+
+
+def _draft_facts(draft: Checkpoint | None) -> Facts | None:
+    return None if draft is None else Facts(config=draft.config, tensors=draft.tensors)
 
 
 def default_num_draft_tokens(resolution: Resolution) -> int | None:
-    """K when the user names none: the only one there is, what a speculators draft proposes, else the drafter's
-    default."""
-    if (trained := trained_num_draft_tokens(resolution)) is not None:
-        return trained
+    """K when the user names none: the only one there is, the most there is, what a speculators draft proposes, else
+    the drafter's default."""
+    if (number := trained_num_draft_tokens(resolution) or most_num_draft_tokens(resolution)) is not None:
+        return number
     draft = resolution.draft
     speculators = mapping(draft.config.get("speculators_config")) if draft else {}
     methods = speculators.get("proposal_methods")
@@ -85,6 +92,13 @@ def complete_config(config: SpeculativeConfig, resolution: Resolution) -> Specul
             f"num_speculative_tokens {chosen}: draft '{resolution.draft.name}' was trained to propose {trained} tokens "
             f"at once, and a shorter or longer block is another draft; drop it, and name fewer --widths to verify fewer"
         )
+    most = most_num_draft_tokens(resolution)
+    if most is not None and chosen > most:
+        assert resolution.draft is not None
+        raise ConfigError(
+            f"num_speculative_tokens {chosen}: draft '{resolution.draft.name}' can propose {most} at most; name no "
+            "more, or drop it"
+        )
     return SpeculativeConfig.parse(values)
 
 
@@ -103,7 +117,7 @@ class _Asked:
 
     @property
     def draft_facts(self) -> Facts | None:
-        return Facts(config=self.draft.config, tensors=self.draft.tensors) if self.draft is not None else None
+        return _draft_facts(self.draft)
 
     @property
     def draft_kind(self) -> str | None:

@@ -10,11 +10,12 @@ from typing import Any
 
 from graphspec.architecture import STEP_CAPABILITIES, Architecture, Capability, DrafterKind, Facts, TargetKind
 from graphspec.checkpoints import Checkpoint
-from graphspec.detection import classify_draft
+from graphspec.detection import classify_draft, plain_names
 from graphspec.speculative_config import DEFAULT_NUM_SPECULATIVE_TOKENS, SpeculativeConfig
 
 from .dflash_config import block_size
-from .fit import dflash_misfits, eagle3_misfits, eagle_misfits, standalone_misfits
+from .fit import dflash_misfits, eagle3_misfits, eagle_misfits, medusa_misfits, standalone_misfits
+from .medusa_tensors import read_layout
 
 
 def declare(
@@ -50,6 +51,12 @@ def _load_dflash(target: Any, draft: Checkpoint, num_draft_tokens: int, config: 
     return load_drafter(target, draft, num_draft_tokens, config)
 
 
+def _load_medusa(target: Any, draft: Checkpoint, num_draft_tokens: int, config: SpeculativeConfig) -> Any:
+    from .medusa_loading import load_drafter
+
+    return load_drafter(target, draft, num_draft_tokens, config)
+
+
 def _load_standalone(
     target: Any, draft: Checkpoint, num_draft_tokens: int, config: SpeculativeConfig, kind: TargetKind | None = None
 ) -> Any:
@@ -68,6 +75,10 @@ def _drafts_in_a_block(draft: Facts) -> int | None:
     """All of a block but the pending token (checkpoints.md §1.5)."""
     size = block_size(draft.config)
     return None if size is None else size - 1
+
+
+def _a_token_of_each_head(draft: Facts) -> int:
+    return read_layout(plain_names(draft)).heads
 
 
 def _no_draft(_target: Facts, _draft: Facts) -> bool:
@@ -105,6 +116,17 @@ DFLASH = DrafterKind(
     trained_num_speculative_tokens=_drafts_in_a_block,
     load=_load_dflash,
     misfits=dflash_misfits,
+)
+MEDUSA = DrafterKind(
+    name="medusa",
+    label="Medusa",
+    methods=("medusa",),
+    draft_checkpoint=True,
+    matches=classified_as("medusa"),
+    default_num_speculative_tokens=None,
+    most_num_speculative_tokens=_a_token_of_each_head,
+    load=_load_medusa,
+    misfits=medusa_misfits,
 )
 STANDALONE = DrafterKind(
     name="standalone",

@@ -23,6 +23,7 @@ from graphspec.errors import CheckpointError
 from graphspec.speculative_config import LONGEST_DRAFT
 
 from .dflash_config import BLOCK_FIELD, MASK_FIELD, block_size, entered_layers, mask_token, tap_field
+from .medusa_tensors import block, output, read_layout
 
 LEAST_LAYERS = 7
 """Of a target, so that an EAGLE-3 head's usual taps, 2, L//2 and L - 3, are three layers in ascending order."""
@@ -68,6 +69,20 @@ def dflash_misfits(target: Facts, draft: Facts) -> Sequence[str]:
         return [*problems, *_wrong_block(target, draft)]
     except CheckpointError as error:  # a value of another kind
         return [*problems, f"its {error}"]
+
+
+def medusa_misfits(target: Facts, draft: Facts) -> Sequence[str]:
+    """Medusa heads read the target's last hidden state and say its tokens; their sizes are in their tensors alone."""
+    shapes = plain_names(draft)
+    layout = read_layout(shapes)
+    if not layout.heads:
+        return [f"it has no {block(0, 0, 'weight')}, with which Medusa heads begin"]
+    problems, body = [], target_body(target.config)
+    for name, key in ((block(0, 0, "weight"), "hidden_size"), (output(0, layout.blocks), "vocab_size")):
+        rows, needed = _rows(draft, name), number(body, key)
+        if rows and needed and rows != needed:
+            problems.append(f"its {name} has {rows} rows and the target's {key} is {needed}")
+    return problems
 
 
 def standalone_misfits(target: Facts, draft: Facts) -> Sequence[str]:

@@ -1,4 +1,5 @@
-"""One spelling for the tensors of draft checkpoints: no `model.` prefix, `layers.0.` for `midlayer.`."""
+"""One spelling for the tensors of draft checkpoints: no `model.` or `medusa_head.` prefix, `layers.0.` for
+`midlayer.`."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from graphspec.checkpoints import Checkpoint, TensorInfo
+from graphspec.detection import plain_name
 from graphspec.errors import CheckpointError
 
 
@@ -54,5 +56,5 @@ class RenamedCheckpoint:
 
 
 def _canonical(name: str) -> str:
-    name = name.removeprefix("model.")
+    name = plain_name(name)
     return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name

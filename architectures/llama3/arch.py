@@ -8,7 +8,7 @@ from graphspec.architecture import Facts, TargetKind
 from graphspec.checkpoints import Checkpoint
 from graphspec.detection import classify_target
 
-from ..drafters.declarations import DFLASH, EAGLE, EAGLE3, declare
+from ..drafters.declarations import DFLASH, EAGLE, EAGLE3, MEDUSA, declare
 
 
 def _matches(facts: Facts) -> bool:
@@ -22,4 +22,4 @@ def _load(checkpoint: Checkpoint, *, capacity: int) -> Any:
 
 
 TARGET = TargetKind(name="llama3", label="Llama3", matches=_matches, load=_load)
-ARCHITECTURES = declare(TARGET, EAGLE, EAGLE3, DFLASH)
+ARCHITECTURES = declare(TARGET, EAGLE, EAGLE3, DFLASH, MEDUSA)

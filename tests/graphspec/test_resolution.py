@@ -240,7 +240,6 @@ def test_a_draft_given_as_the_target_is_told_apart() -> None:
         ),
         ({"architectures": ["DFlash2DraftModel"]}, "recognised as a DFlash2 draft"),
         ({"architectures": ["Gemma4AssistantForCausalLM"]}, "recognised as a Gemma 4 assistant"),
-        ({"medusa_num_heads": 3}, "recognised as Medusa heads"),
         ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "EAGLE-3 head with latent attention"),
         ({"architectures": ["Unknown"], "speculators_model_type": "new"}, "not recognised as any kind"),
     ],

@@ -5,36 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from headers import Header, refusal, target_header
 
 from graphspec.architecture import Architecture
-from graphspec.checkpoints import TensorInfo
-from graphspec.errors import ConfigError, ResolutionError
+from graphspec.errors import ConfigError
 from graphspec.registry import registered
 from graphspec.resolution import complete_config, default_num_draft_tokens, resolve
 from graphspec.speculative_config import SpeculativeConfig
 
 ARCHITECTURES: tuple[Architecture, ...] = registered()
-
-
-class Header:
-    """A checkpoint of which only the header exists."""
-
-    files = ()
-
-    def __init__(self, name: str, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
-        self.name, self.config = name, config
-        self.tensors = {tensor: TensorInfo(shape=shape, dtype="F32") for tensor, shape in shapes.items()}
-
-    def load(self, names: Any) -> Any:
-        raise AssertionError(f"resolution reads no weights, and it asked for {list(names)}")
-
-    def tokenizer_files(self) -> dict[str, bytes]:
-        return {}
-
-
-def target(name: str = "LlamaForCausalLM", model_type: str = "llama") -> Header:
-    sizes = {"hidden_size": 64, "vocab_size": 128, "num_hidden_layers": 8}
-    return Header("target", {"architectures": [name], "model_type": model_type, **sizes}, {"model.norm.weight": (64,)})
 
 
 SIZES = {"hidden_size": 64, "vocab_size": 128, "num_hidden_layers": 2}
@@ -60,17 +39,13 @@ def speculators(**changes: Any) -> Header:
     return Header("draft", {**config, **changes}, {**SHAPES, "lm_head.weight": (32, 64), "d2t": (32,)})
 
 
-def refusal(draft: Header) -> str:
-    with pytest.raises(ResolutionError) as error:
-        resolve(target(), draft, "dflash", None, ARCHITECTURES)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 @pytest.mark.parametrize("method", [None, "dflash"])
 def test_a_block_draft_resolves_with_either_target(method: str | None) -> None:
-    qwen = target("Qwen3ForCausalLM", "qwen3")
-    assert resolve(target(), z_lab(), method, None, ARCHITECTURES).architecture.name == "UnifiedDflashLlama3ForCausalLM"
+    qwen = target_header("Qwen3ForCausalLM", "qwen3")
+    assert (
+        resolve(target_header(), z_lab(), method, None, ARCHITECTURES).architecture.name
+        == "UnifiedDflashLlama3ForCausalLM"
+    )
     assert resolve(qwen, z_lab(), method, None, ARCHITECTURES).architecture.name == "UnifiedDflashQwen3ForCausalLM"
 
 
@@ -84,7 +59,7 @@ def test_a_block_draft_resolves_with_either_target(method: str | None) -> None:
     ],
 )
 def test_a_block_without_its_first_token_is_what_is_drafted(draft: Header, tokens: int) -> None:
-    resolution = resolve(target(), draft, None, None, ARCHITECTURES)
+    resolution = resolve(target_header(), draft, None, None, ARCHITECTURES)
     assert default_num_draft_tokens(resolution) == tokens
     assert complete_config(SpeculativeConfig(), resolution).draft_width == tokens
     asked = SpeculativeConfig(speculative_method="dflash", num_speculative_tokens=tokens)
@@ -96,7 +71,7 @@ def test_another_number_than_the_blocks_is_refused(count: int) -> None:
     """The rows of a block see each other: those of a shorter one would say something else."""
     asked = SpeculativeConfig(speculative_method="dflash", num_speculative_tokens=count)
     with pytest.raises(ConfigError, match=rf"num_speculative_tokens {count}: draft 'draft' was trained .* 15 tokens"):
-        complete_config(asked, resolve(target(), z_lab(), None, None, ARCHITECTURES))
+        complete_config(asked, resolve(target_header(), z_lab(), None, None, ARCHITECTURES))
 
 
 @pytest.mark.parametrize(
@@ -124,6 +99,6 @@ def test_another_number_than_the_blocks_is_refused(count: int) -> None:
     ],
 )
 def test_a_block_draft_of_another_target_is_refused_with_the_numbers(draft: Header, says: str) -> None:
-    message = refusal(draft)
+    message = refusal(draft, "dflash")
     assert message.startswith("draft 'draft' does not belong to target 'target' as UnifiedDflashLlama3ForCausalLM")
     assert says in message

@@ -18,7 +18,7 @@ from graphspec.runtime.width_policy import AUTO, Width
 pytestmark = pytest.mark.slow
 
 # Every drafter, both targets, without building everything twice.
-INT8_NAMES = (NAMES[0], NAMES[1], NAMES[6], NAMES[7], NAMES[8])
+INT8_NAMES = (NAMES[0], NAMES[1], NAMES[6], NAMES[7], NAMES[8], NAMES[10])
 BUILDS: tuple[tuple[str, Encoding], ...] = (
     *((name, "float32") for name in NAMES),
     *((name, "int8") for name in INT8_NAMES),

@@ -155,11 +155,13 @@ def initial_state(spec: StateSpec, batch: int, capacity: int) -> Tensor:
 def recorded_drafts(step: FusedStep) -> Iterator[list[Tensor]]:
     """Collects the logits [B, 1, V] that the drafter chooses from, in order, wherever its head is."""
     calls: list[Tensor] = []
-    head, model = getattr(step.drafter, "head", None), getattr(step.drafter, "model", None)
-    if head is not None:
-        hook = head.register_forward_hook(lambda _module, _inputs, output: calls.append(output))
+    heads = [getattr(step.drafter, "head", None), *(head.output for head in getattr(step.drafter, "heads", ()))]
+    model = getattr(step.drafter, "model", None)
+    if own := [head for head in heads if head is not None]:
+        hooks = [head.register_forward_hook(lambda _module, _inputs, output: calls.append(output)) for head in own]
         yield calls
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
         return
     owner = model or step.target
     inner = owner.logits

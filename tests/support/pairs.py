@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Literal
 import pytest
 import tiny
 import tiny_dflash
+import tiny_medusa
 import torch
 from fake_device import FakeCompiler
 from forced import METHOD
@@ -39,7 +41,7 @@ NAMES = tuple(
     f"Unified{drafter}{target}ForCausalLM"
     for target in ("Llama3", "Qwen3")
     for drafter in ("Eagle", "Eagle3", "Standalone", "Ngram")
-) + tuple(f"UnifiedDflash{target}ForCausalLM" for target in ("Llama3", "Qwen3"))
+) + tuple(f"Unified{drafter}{target}ForCausalLM" for drafter in ("Dflash", "Medusa") for target in ("Llama3", "Qwen3"))
 FORCED = "UnifiedForcedLlama3ForCausalLM"
 """Drafts what a test tells it to (forced.py)."""
 
@@ -176,6 +178,8 @@ class Pairs:
             return _make_frequent(
                 tiny_dflash.save_dflash(path, tensors, draft_vocab_size=tiny.PRUNED, dflash_config=block)
             )
+        if drafter == "Medusa":
+            return tiny_medusa.save_medusa(path, _favouring(tiny_medusa.medusa_tensors(seed=8, heads=K)))
         if drafter == "Standalone":
             return _make_frequent(tiny.save_llama(path, seed=7, layers=2))
         return None
@@ -186,12 +190,18 @@ def _make_frequent(path: Path, factor: float = 6.0) -> Path:
 
     Drafts of random models are accepted once in a hundred times, those of models with the same favourites often.
     """
-    favourites = _kept(tiny.eagle3_tensors())[::8]
-    tensors = load_file(path / "model.safetensors")
-    kept = _kept(tensors) if "d2t" in tensors else torch.arange(tiny.VOCABULARY)
-    tensors["lm_head.weight"][torch.isin(kept, favourites)] *= factor
+    tensors = _favouring(load_file(path / "model.safetensors"), factor)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     return path
+
+
+def _favouring(tensors: dict[str, Tensor], factor: float = 6.0) -> dict[str, Tensor]:
+    """The tensors, of which those that say tokens favour four."""
+    favourites = _kept(tiny.eagle3_tensors())[::8]
+    kept = _kept(tensors) if "d2t" in tensors else torch.arange(tiny.VOCABULARY)
+    for name in filter(re.compile(r"lm_head\.weight|\d\.1\.weight").fullmatch, tensors):
+        tensors[name][torch.isin(kept, favourites)] *= factor
+    return tensors
 
 
 def _kept(tensors: dict[str, Tensor]) -> Tensor:
