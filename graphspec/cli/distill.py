@@ -24,7 +24,7 @@ def distill(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DRAFT_DIR", help="Where the draft goes.")],
     method: Annotated[
         str,
-        typer.Option("--method", metavar="eagle3|dflash|eagle|medusa", help="What kind of draft; medusa not yet."),
+        typer.Option("--method", metavar="eagle3|dflash|eagle|medusa", help="What kind of draft."),
     ] = "eagle3",
     data: Annotated[
         Path | None,
@@ -52,7 +52,9 @@ def distill(
     ] = None,
     anchors: Annotated[
         int | None,
-        typer.Option("--anchors", min=1, metavar="N", help="dflash: blocks taught of a text and epoch; else 64."),
+        typer.Option(
+            "--anchors", min=1, metavar="N", help="dflash, medusa: places taught of a text and epoch; else 64."
+        ),
     ] = None,
     depth: Annotated[
         int, typer.Option("--depth", min=1, metavar="K", help="Drafts in a row that it is trained and measured for.")

@@ -69,8 +69,13 @@ def fill_randomly(drafter: nn.Module, generator: torch.Generator) -> None:
         value = torch.ones(shape)
         if len(shape) == 2:
             value = torch.randn(shape, generator=generator) * (0.1 * shape[1] ** -0.5)
-        owner, _, attribute = name.rpartition(".")
-        setattr(drafter.get_submodule(owner), attribute, nn.Parameter(value))
+        set_parameter(drafter, name, value)
+
+
+def set_parameter(drafter: nn.Module, name: str, value: Tensor) -> None:
+    """Gives a parameter a value, from which it is trained on."""
+    owner, _, attribute = name.rpartition(".")
+    setattr(drafter.get_submodule(owner), attribute, nn.Parameter(value))
 
 
 def copy_ends(target: DecoderTarget, drafter: DFlashDrafter | Eagle3Drafter, kept: Tensor) -> None:
@@ -102,10 +107,12 @@ def vocabulary_tensors(drafter: TappingDrafter) -> dict[str, Tensor]:
     return {"d2t": drafter.offsets, "t2d": target_to_draft(drafter.says, drafter.config.vocabulary)}
 
 
-def write_draft(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """config.json and model.safetensors; an older draft stays whole until this one is."""
+def write_draft(
+    folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, file: str = "model.safetensors"
+) -> None:
+    """config.json and the weights in `file`; an older draft stays whole until this one is."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = folder / "model.safetensors"
+    weights = folder / file
     partial = weights.with_suffix(".partial")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
     partial.replace(weights)

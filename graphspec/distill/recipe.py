@@ -28,7 +28,7 @@ class Recipe:
     batch_size: int = 4
     """Conversations in a batch."""
     depth: int = 4
-    """Drafts in a row that are trained: unrolls of an EAGLE head, a block's masks."""
+    """Drafts in a row that are trained: unrolls of an EAGLE head, a block's masks, Medusa's heads."""
     decay: float = 0.8
     """Weight of a draft's loss, relative to the one before."""
     learning_rate: float = 3e-4
@@ -40,7 +40,7 @@ class Recipe:
     """Of matrix products, those of the features included: precision.PRECISIONS."""
     seed: int = 0
     anchors: int | None = None
-    """Blocks taught of a conversation, each epoch others; None: the method's."""
+    """Positions of a conversation behind which drafts are taught, each epoch others; None: the method's."""
 
     def __post_init__(self) -> None:
         check_precision(self.precision)

@@ -18,13 +18,14 @@ from graphspec.architectures.step import FusedStep
 from graphspec.architectures.target import DecoderTarget
 from graphspec.building import resolve_pair
 from graphspec.checkpoints import open_checkpoint
+from graphspec.distill.anchors import choose_anchors
 from graphspec.distill.batch import Batch, Hits, collate
 from graphspec.distill.conversations import Conversation
 from graphspec.distill.drafts import taps
 from graphspec.distill.features import target_pass
 from graphspec.distill.methods.dflash.blocks import run_blocks
 from graphspec.distill.methods.dflash.drafts import draft_config
-from graphspec.distill.methods.dflash.loss import choose_anchors, loss
+from graphspec.distill.methods.dflash.loss import loss
 from graphspec.distill.recipe import DraftShape
 from graphspec.distill.training import Lesson, Progress, evaluate, train
 from graphspec.errors import ConfigError, UnsupportedError

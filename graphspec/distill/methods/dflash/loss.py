@@ -7,14 +7,12 @@ from torch import Tensor
 
 from graphspec.architectures.drafters.dflash import DFlashDrafter
 from graphspec.architectures.target import DecoderTarget
+from graphspec.distill.anchors import DEFAULT_ANCHORS, choose_anchors
 from graphspec.distill.batch import Batch, Hits
-from graphspec.distill.padding import LENGTHS, round_up
 from graphspec.distill.recipe import Recipe
-from graphspec.distill.teaching import Anchors, teach
+from graphspec.distill.teaching import teach
 
 from .blocks import run_blocks
-
-DEFAULT_ANCHORS = 64
 
 
 def loss(
@@ -42,14 +40,3 @@ def loss(
         decay=recipe.decay,
         hits=hits,
     )
-
-
-def choose_anchors(batch: Batch, most: int, generator: torch.Generator) -> Anchors:
-    """At most `most` positions of each conversation that have a token to draft, each as likely as the others."""
-    possible = batch.anchors & (torch.arange(batch.tokens.shape[1]) + 2 < batch.lengths.unsqueeze(1))
-    count = min(most, round_up(int(possible.sum(1).max()), LENGTHS))
-    order = torch.rand(possible.shape, generator=generator).masked_fill(~possible, -1.0)
-    # Of a row that has fewer, the others stand where a block can be run, and teach nothing.
-    positions = order.topk(count, dim=1).indices.sort(dim=1).values
-    taught = possible.gather(1, positions)
-    return Anchors(torch.where(taught, positions, 0), taught)
