@@ -26,6 +26,14 @@ def distill(
         str,
         typer.Option("--method", metavar="eagle3|dflash|eagle|medusa", help="What kind of draft."),
     ] = "eagle3",
+    draft_model_path: Annotated[
+        str | None,
+        typer.Option(
+            "--draft-model-path",
+            metavar="D",
+            help="A draft of the same method that is trained on, with other data or longer; else a new one.",
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option("--data", metavar="F", help='Users\' messages, a {"prompt": TEXT} a line; the target answers.'),
@@ -111,6 +119,7 @@ def distill(
     )
     options = DistillOptions(
         method=method,
+        draft=draft_model_path,
         data=data,
         conversations=self_synthesize or sys.maxsize,
         draft_vocabulary=draft_vocab_size,

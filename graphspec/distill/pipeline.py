@@ -22,6 +22,7 @@ from graphspec.checkpoints import fingerprint
 from graphspec.errors import ConfigError, UnsupportedError
 from graphspec.registry import registered
 
+from .beginning import Beginning, begin_anew, go_on
 from .conversations import Conversation, read_conversations, split, usable
 from .drafts import usual_taps
 from .features import FeatureStore
@@ -47,6 +48,8 @@ class DistillOptions:
     """What a distillation is asked, besides its target and where things go."""
 
     method: str = "eagle3"
+    draft: str | None = None
+    """A draft whose training goes on; None: a new one."""
     data: Path | None = None
     """Messages of users, one JSON object a line; None: the target makes them up."""
     conversations: int = 2000
@@ -77,6 +80,11 @@ class DistillOptions:
                 "kv_heads": self.shape.kv_heads,
             }
         )
+        if self.draft is not None and (self.draft_vocabulary, self.shape) != (None, DraftShape()):
+            raise ConfigError(
+                "--draft-model-path names a draft that has its sizes; leave out --draft-vocab-size, "
+                "--draft-intermediate-size and --draft-layers"
+            )
         if not 0 < self.held_out_share < 1:
             raise ConfigError(f"--held-out-share {self.held_out_share} must be above 0 and below 1")
         if min(self.conversations, self.rows, self.workers, self.threads) < 1:
@@ -111,13 +119,13 @@ def distill(
     if out.exists() and any(out.iterdir()) and not overwrite:
         raise ConfigError(f"{out} is not empty; give another -o, or --overwrite to replace the draft there")
     require_libraries()
-    pair = _trainable(model, options.method)
+    pair = _trainable(model, options)
     made = converse(model, work, options, on_stage=on_stage, on_progress=on_progress)
     training, held_out = split(made, options.held_out_share)
     if not training:
         raise ConfigError("there is no conversation to train on; make more with --self-synthesize")
     on_stage("loading the target")
-    lesson, config, kept = _lesson(pair, work, options, training, held_out)
+    lesson, begun = _lesson(pair, work, options, training, held_out)
     lesson.store.compute(lesson.target, made, _counted(on_progress, "features", len(made)))
 
     def show(progress: Progress) -> None:
@@ -128,12 +136,12 @@ def distill(
 
     identity = _identity(pair, options, training)
     estimate = train(lesson, options.recipe, work / options.method, identity=identity, on_step=show)
-    lesson.method.save(out, lesson.drafter, config)
+    lesson.method.save(out, lesson.drafter, begun.config)
     measurement = _measured(model, out, work, options, held_out, on_stage)
     result = Distilled(
         conversations=len(training),
         tokens=sum(len(conversation.answer) for conversation in training),
-        coverage=coverage(training, kept),
+        coverage=coverage(training, begun.kept),
         estimate=estimate,
         measurement=measurement,
     )
@@ -198,7 +206,14 @@ def _check_same_plan(folder: Path, model: str, plan: Synthesis) -> None:
         raise ConfigError(f"{folder} holds conversations made in another way (plan.json); give another --work-dir")
 
 
-def _trainable(model: str, method: str) -> Resolution:
+def _trainable(model: str, options: DistillOptions) -> Resolution:
+    method = options.method
+    if options.draft is not None:
+        pair = resolve_pair(model, options.draft, method=method)
+        if pair.architecture.drafter.name != method:
+            made = pair.architecture.drafter
+            raise ConfigError(f"draft '{options.draft}' is {made.label}: --method {made.name} trains it on")
+        return pair
     pair = resolve_pair(model)
     kinds = {a.drafter.name for a in registered(()) if a.target.name == pair.architecture.target.name}
     if method not in kinds:
@@ -212,15 +227,18 @@ def _lesson(
     options: DistillOptions,
     training: list[Conversation],
     held_out: list[Conversation],
-) -> tuple[Lesson, dict[str, Any], torch.Tensor]:
-    """With the draft's config.json, and the target's tokens i64[Vd] that the draft can say."""
-    method = METHODS[options.method]
+) -> tuple[Lesson, Beginning]:
+    method, depth = METHODS[options.method], options.recipe.depth
     torch.set_num_threads(options.threads)
-    capacity = round_up(options.max_length, LENGTHS) + options.recipe.depth + 1
+    capacity = round_up(options.max_length, LENGTHS) + depth + 1
     target = pair.architecture.target.load(pair.target, capacity=capacity)
-    kept = choose_vocabulary(training, _vocabulary_size(options, target.config.vocabulary), target.config.vocabulary)
-    config = method.draft_config(pair.target.config, options.shape, len(kept), options.recipe.depth)
-    drafter = method.new_drafter(target, config, kept, seed=options.recipe.seed)
+    if options.draft is not None:
+        begun = go_on(method, pair, target, depth=depth)
+    else:
+        size = _vocabulary_size(options, target.config.vocabulary)
+        kept = choose_vocabulary(training, size, target.config.vocabulary)
+        begun = begin_anew(method, pair, target, options.shape, kept, depth=depth, seed=options.recipe.seed)
+    drafter = begun.drafter
     store = FeatureStore(
         work / "features",
         pair.target,
@@ -229,7 +247,7 @@ def _lesson(
         others=usual_taps(target.config.layers) or (),
     )
     lesson = Lesson(method=method, target=target, drafter=drafter, store=store, training=training, held_out=held_out)
-    return lesson, config, kept
+    return lesson, begun
 
 
 def _vocabulary_size(options: DistillOptions, of_target: int) -> int:
@@ -250,7 +268,8 @@ def _counted(on_progress: OnProgress, label: str, total: int) -> Callable[[int],
 
 def _identity(pair: Resolution, options: DistillOptions, training: Sequence[Conversation]) -> str:
     shape = [asdict(options.shape), options.draft_vocabulary]
-    facts = [options.method, fingerprint(pair.target), *shape, [c.tokens for c in training]]
+    draft = [] if pair.draft is None else [fingerprint(pair.draft)]
+    facts = [options.method, fingerprint(pair.target), *shape, *draft, [c.tokens for c in training]]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
@@ -283,6 +302,7 @@ def _record(model: str, options: DistillOptions, result: Distilled) -> dict[str,
     return {
         "target": Path(model).name,
         "method": options.method,
+        **({} if options.draft is None else {"went_on_from": Path(options.draft).name}),
         "recipe": asdict(options.recipe),
         "conversations": result.conversations,
         "answer_tokens": result.tokens,

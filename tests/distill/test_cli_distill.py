@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from graphspec.building import build
@@ -106,6 +108,62 @@ def test_an_eagle_head_is_trained_on_the_features_that_are_there(draft: Path, ch
     assert len(list((work / "features").iterdir())) == 1
     record = json.loads((out / "distill.json").read_text())
     assert (record["method"], record["measured"]["width"], record["vocabulary_coverage"]) == ("eagle", 2, 1.0)
+
+
+@pytest.mark.slow
+def test_a_draft_is_trained_on(draft: Path, chatty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a learning rate of next to nothing it stays as it is: it was not begun anew."""
+    work, out = tmp_path / "work", tmp_path / "next"
+    shutil.copytree(draft.with_name("draft.work"), work)
+    (work / "eagle3" / "training.pt").unlink()
+    more = ["--work-dir", str(work), "--draft-model-path", str(draft), "--measured-prompts", "0"]
+    more += ["--learning-rate", "1e-9"]
+    assert main(command(chatty, out, *more, vocabulary="")) == 0
+    before, after = load_file(draft / "model.safetensors"), load_file(out / "model.safetensors")
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert torch.equal(tensor, after[name]), name
+    assert json.loads((out / "config.json").read_text()) == json.loads((draft / "config.json").read_text())
+    assert json.loads((out / "distill.json").read_text())["went_on_from"] == "draft"
+    again = command(chatty, out, *more, "--overwrite", "--learning-rate", "1e-2", vocabulary="")
+    assert main(again) == 1
+    assert "training with other data or another recipe" in capsys.readouterr().err
+    (work / "eagle3" / "training.pt").unlink()
+    assert main(again) == 0
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in load_file(out / "model.safetensors").items())
+
+
+def test_a_draft_that_is_trained_on_has_its_sizes(
+    chatty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(chatty, tmp_path / "d", "--draft-model-path", str(tmp_path))) == 1
+    assert "--draft-model-path names a draft that has its sizes" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_draft_of_another_method_is_not_trained_on(
+    draft: Path, chatty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--method", "eagle", "--draft-model-path", str(draft)]
+    assert main(command(chatty, tmp_path / "d", *options, vocabulary="")) == 1
+    assert "--method eagle3 trains it on" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("switch", "said"), [("norm_before_residual", "first.norm_before_residual"), ("norm_output", "norm_output")]
+)
+def test_a_draft_that_is_built_otherwise_is_not_trained_on(
+    draft: Path, chatty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], switch: str, said: str
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(draft, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, switch: True}))
+    options = ["--work-dir", str(draft.with_name("draft.work")), "--draft-model-path", str(other)]
+    assert main(command(chatty, tmp_path / "d", *options, vocabulary="")) == 1
+    error = capsys.readouterr().err
+    assert f"cannot be trained on: {said};" in " ".join(error.split())
 
 
 @pytest.mark.slow
