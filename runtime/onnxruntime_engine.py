@@ -106,6 +106,10 @@ class OnnxRuntimeEngine:
         future: Future[NDArray[np.int64]] = self._device.submit(lambda: self._tokens[slot].copy())
         return future.result()
 
+    def replace_drafts(self, slot: int, drafts: NDArray[np.int64]) -> None:
+        """The row's drafts become these, i64[K] (-1: none): for benchmarks. Queued behind what was launched before."""
+        self._device.submit(np.copyto, self._tokens[slot, 1:], drafts)
+
     def end_profiling(self) -> str:
         """Path of ONNX Runtime's profile, of an engine made with profile=True."""
         return str(self._device.submit(self._session.end_profiling).result())

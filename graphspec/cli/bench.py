@@ -68,6 +68,16 @@ def bench(
             rich_help_panel=SPECULATION,
         ),
     ] = None,
+    synthetic_acceptance_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--synthetic-acceptance-rate",
+            metavar="R",
+            help="Replace the drafts by such that this share of them is accepted, from 0 to 1: what such a draft would "
+            "bring. The answers stay the same.",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None,
     temperature: Annotated[
         float,
         typer.Option("--temperature", metavar="X", help="0: the likeliest token.", rich_help_panel=SAMPLING),
@@ -91,6 +101,8 @@ def bench(
     """A table on stdout; exit status 1 where an answer depends on the width or the batch size."""
     refuse_unhashed_signature(no_verify, require_signature)
     batches, asked_widths = _numbers("--batch", batch, least=1), _widths(widths)
+    if synthetic_acceptance_rate is not None and not 0 <= synthetic_acceptance_rate <= 1:
+        raise UsageError(f"--synthetic-acceptance-rate is {synthetic_acceptance_rate}: give a share from 0 to 1")
     for path in (plot, as_json):
         if path is not None and not path.parent.is_dir():  # before the minutes that it takes
             raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
@@ -106,6 +118,7 @@ def bench(
         temperature=temperature,
         batches=batches,
         widths=asked_widths,
+        synthetic_acceptance_rate=synthetic_acceptance_rate,
     )
     with bars() as (stage, progress):
         stage(f"loading {bundle}")
@@ -144,6 +157,8 @@ def show(report: Report) -> None:
             print(_positions(case))
     if report.categories and report.widest:
         console.print(_categories(report))
+    if report.synthetic is not None:
+        print(report.synthetic.sentence())
     for one in report.recommendations:
         print(one.sentence())
     if report.outputs.equal:  # else it is the error at the end

@@ -36,6 +36,10 @@ Progress = Callable[[int, int], None]
 """Runs done, and of how many."""
 
 
+NewRecorder = Callable[[LoadedBundle, "Case"], Recorder]
+"""What a case's answers are run on, one for each run."""
+
+
 def silent(_done: int, _total: int) -> None:
     """Tells nobody."""
 
@@ -110,12 +114,31 @@ def fitting(
     return asked, left_out
 
 
+def plain_recorder(bundle: LoadedBundle, case: Case) -> Recorder:
+    """Of the bundle's own engine."""
+    return Recorder(bundle.engine, case.batch)
+
+
+def true_answers(
+    bundle: LoadedBundle, asked: Sequence[Asked], batch: int, params: SamplingParams, on_progress: Progress = silent
+) -> dict[int, tuple[int, ...]]:
+    """Each prompt's answer by its number, as `measure` will find it in every case. Raises GraphspecError."""
+    found, size, plain = dict[int, tuple[int, ...]](), 2 * batch, Case(batch, 0)
+    for start in range(0, len(asked), size):
+        on_progress(start, len(asked))
+        part = list(enumerate(asked))[start : start + size]
+        answers, _ = _answer(bundle, part, plain, params, None, plain_recorder)
+        found |= {number: answer.token_ids for number, answer in answers.items()}
+    return found
+
+
 def measure(
     bundle: LoadedBundle,
     asked: Sequence[Asked],
     cases: Sequence[Case],
     params: SamplingParams,
     on_progress: Progress = silent,
+    new_recorder: NewRecorder = plain_recorder,
 ) -> dict[Case, Measured]:
     """Every prompt in every case. Prompt number i has the seed i, in each of them. Raises GraphspecError."""
     measured = {case: Measured() for case in cases}
@@ -125,13 +148,13 @@ def measure(
     runs = list(_runs(asked, cases))
     on_progress(0, len(runs))
     for case in cases:  # the first step of a new shape pays for what is set up lazily
-        _answer(bundle, list(enumerate(asked))[: case.batch], case, short, policies.get(case))
+        _answer(bundle, list(enumerate(asked))[: case.batch], case, short, policies.get(case), new_recorder)
     for done, (case, numbers) in enumerate(runs, start=1):
         if numbers is None:
             measured[case].steps_alone += steps_alone(bundle, asked, case.batch, case.width)
         else:
             of_case = [(number, asked[number]) for number in numbers]
-            answers, times = _answer(bundle, of_case, case, params, policies.get(case))
+            answers, times = _answer(bundle, of_case, case, params, policies.get(case), new_recorder)
             measured[case].answers |= answers
             measured[case].times.add(times)
         on_progress(done, len(runs))
@@ -197,9 +220,10 @@ def _answer(
     case: Case,
     params: SamplingParams,
     widths: WidthPolicy | None,
+    new_recorder: NewRecorder,
 ) -> tuple[dict[int, Answered], Times]:
     """Answers the prompts, `case.batch` at a time, as `graphspec generate` does: no overlap, nothing kept."""
-    recorder = Recorder(bundle.engine, case.batch)
+    recorder = new_recorder(bundle, case)
     policy = Policy(overlap=False, prompts_first=True, reuse_prefixes=False)
     loop = Loop(recorder, policy, widths=widths, clock=time.perf_counter)
     waiting = [_Waiting(bundle, each, number, case.width, params) for number, each in asked]

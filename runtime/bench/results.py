@@ -18,13 +18,18 @@ from graphspec.errors import EngineError
 from ..acceptance import AcceptanceReport, AcceptanceStatistics
 from ..width_policy import AUTO, Width
 from .measuring import Answered, Asked, Case, Measured
+from .synthetic import SyntheticAcceptance
 
-NOTES = [
+_AS_MEASURED = "τ is the tokens a row commits in a step with the bonus token, as these answers had it"
+_AS_CALIBRATED = (
+    "τ = 1 + b + … + b^W is the tokens that a row should commit in a step with the bonus token, as it does but for the "
+    "end of an answer, where there is less to draft"
+)
+_NOTES = [
     "tokens/s, speedup: all rows together, tokens after the first of each answer, over the time that no prompt took. "
     "The geometric mean is of each prompt's own speedup.",
-    "predicted: τ·t(0)/t(W). τ is the tokens a row commits in a step with the bonus token, as these answers had it; "
-    "t are medians of single steps with every row in use, timed apart from the answers. Verifying and drafting are one "
-    "graph, so that t(W)/t(0) stands for 1 + γc + v as a whole.",
+    "predicted: τ·t(0)/t(W). {tau}; t are medians of single steps with every row in use, timed apart from the answers. "
+    "Verifying and drafting are one graph, so that t(W)/t(0) stands for 1 + γc + v as a whole.",
     "Width 0 runs the same graph, its drafter included: a bundle without one would be a little faster there.",
     "host: the part of a step in which the device waits, with no overlap; graphspec run hides most of it.",
     "TTFT: from a row to the first token, median; at a batch above 1, with the prompts that came before in between.",
@@ -47,7 +52,8 @@ class CaseResult:
     geometric_mean_speedup: float | None
     """Of each prompt's own; None: no answer had two tokens."""
     predicted_speedup: float | None
-    """Tokens a step by cost_ratio; None: "auto" runs steps of several widths."""
+    """Tokens a step, those expected where acceptance is synthetic, by cost_ratio; None: "auto" runs steps of several
+    widths."""
     cost_ratio: float | None
     """step_alone_ms by that of width 0: 1 + γc + v."""
     acceptance: AcceptanceReport
@@ -139,6 +145,8 @@ class Report:
     categories: list[CategoryResult]
     recommendations: list[Recommendation]
     outputs: Outputs
+    synthetic: SyntheticAcceptance | None = None
+    """None: drafts are the bundle's own."""
 
     def to_json(self) -> dict[str, Any]:
         """Under the names of the fields."""
@@ -155,25 +163,33 @@ class Report:
 
     def notes(self) -> list[str]:
         """What the figures mean."""
-        return NOTES
+        tau = _AS_CALIBRATED if self.synthetic else _AS_MEASURED
+        return [note.format(tau=tau) for note in _NOTES]
 
 
-def report(measured: Mapping[Case, Measured], asked: Sequence[Asked], about: dict[str, str]) -> Report:
+def report(
+    measured: Mapping[Case, Measured],
+    asked: Sequence[Asked],
+    about: dict[str, str],
+    synthetic: SyntheticAcceptance | None = None,
+) -> Report:
     """Every case beside width 0 of its batch, which must be among them."""
     return Report(
         about=about,
-        cases=(cases := [_case(measured, case) for case in sorted(measured)]),
+        cases=(cases := [_case(measured, case, synthetic) for case in sorted(measured)]),
         categories=_categories(measured, asked),
         recommendations=_recommendations(cases),
         outputs=_outputs(measured, asked),
+        synthetic=synthetic,
     )
 
 
-def _case(measured: Mapping[Case, Measured], case: Case) -> CaseResult:
+def _case(measured: Mapping[Case, Measured], case: Case, synthetic: SyntheticAcceptance | None) -> CaseResult:
     this, plain = measured[case], measured[Case(case.batch, 0)]
     answers, times = list(this.answers.values()), this.times
     acceptance = _merged(answers)
     per_step = _tokens_per_step(answers)
+    expected = synthetic.tokens_per_step(case.width) if synthetic and isinstance(case.width, int) else per_step
     cost = _ratio(_step_alone(this), _step_alone(plain)) if this.steps_alone else None
     step = _ratio(times.steps_wall, times.steps)
     device = None if times.unmeasured else _ratio(times.steps_device, times.steps)
@@ -187,7 +203,7 @@ def _case(measured: Mapping[Case, Measured], case: Case) -> CaseResult:
         end_to_end_tokens_per_second=_ratio(tokens, times.steps_wall + times.prompts_wall),
         speedup=_ratio(_speed(this), _speed(plain)),
         geometric_mean_speedup=_geometric_mean(this, plain),
-        predicted_speedup=None if cost is None else _ratio(per_step, cost),
+        predicted_speedup=None if cost is None else _ratio(expected, cost),
         cost_ratio=cost,
         acceptance=acceptance.to_json(),
         tokens_per_step=per_step,

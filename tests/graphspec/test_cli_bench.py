@@ -85,6 +85,7 @@ def test_the_json_has_every_case_and_the_acceptance_of_generate(
                 assert case["acceptance"][count] == sum(answer["acceptance"][count] for answer in answers)
         assert case["step_ms"] == pytest.approx(case["device_ms"] + case["host_ms"])
     assert found["outputs"] == {"equal": True, "compared": 15, "differences": []}
+    assert found["synthetic"] is None
     assert found["about"]["prompts"] == "questions.jsonl, 3 of letters, other; 2 left out, too long for the bundle"
 
 
@@ -137,6 +138,34 @@ def test_a_few_prompts_of_one_category_can_be_asked_for(
     assert found["categories"] == []
 
 
+def test_at_a_synthetic_acceptance_rate_the_answers_are_the_same_and_the_report_says_so(
+    bundle: Path, dataset: Path, run: Command, tmp_path: Path
+) -> None:
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    words = ["--dataset", dataset, "--max-new-tokens", 41, "--batch", "2", "--json", out, "--plot", page]
+    result = run("bench", bundle, *words, "--synthetic-acceptance-rate", 0.6, "--temperature", 0.7)
+    assert (result.status, result.errors) == (0, [])
+    said = (
+        "Synthetic acceptance rate 0.6 (b = 0.7655 at width 3, b = 0.7655 at width auto): the speeds are of such a "
+        "draft, not of this one."
+    )
+    assert said in result.out.splitlines()
+    assert said in page.read_text()
+    found = json.loads(out.read_text())
+    assert found["outputs"] == {"equal": True, "compared": 6, "differences": []}
+    assert found["synthetic"]["rate"] == 0.6
+    assert found["synthetic"]["bases"] == {
+        "3": pytest.approx(0.7655, abs=5e-5),
+        "auto": pytest.approx(0.7655, abs=5e-5),
+    }
+    plain, fixed, auto = found["cases"]
+    assert [case["width"] for case in found["cases"]] == [0, 3, "auto"]
+    assert fixed["predicted_speedup"] == pytest.approx((1 + 3 * 0.6) * plain["step_alone_ms"] / fixed["step_alone_ms"])
+    assert fixed["tokens_per_step"] == pytest.approx(1 + 3 * 0.6, abs=0.6)
+    assert auto["predicted_speedup"] is None
+    assert "τ = 1 + b + … + b^W" in page.read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "status", "said"),
     [
@@ -149,7 +178,8 @@ def test_a_few_prompts_of_one_category_can_be_asked_for(
         ("--dataset nowhere.jsonl", 1, "nowhere.jsonl: No such file or directory"),
         ("--category x", 1, "no prompt is of category 'x'; there are chat, code"),
         ("--plot nowhere/out.html", 1, "nowhere/out.html cannot be written: there is no folder nowhere"),
-        ("--synthetic-acceptance-rate 0.5", 2, "No such option"),
+        ("--synthetic-acceptance-rate 1.5", 2, "--synthetic-acceptance-rate is 1.5: give a share from 0 to 1"),
+        ("--synthetic-acceptance-rate nan", 2, "--synthetic-acceptance-rate is nan: give a share from 0 to 1"),
         ("", 1, "none of 80 prompts fits: with an answer of 128 tokens"),
     ],
 )

@@ -36,8 +36,8 @@ OPTIONS = {
     "run": "BUNDLE --host --port --api-key --served-model-name --max-batch-size --max-queue-size --request-timeout "
     "--drain-seconds --prefix-store-mb --tool-call-parser --enable-auto-tool-choice --reasoning-parser "
     "--width --no-overlap --threads --no-verify --require-signature",
-    "bench": "BUNDLE --dataset --category --num-prompts --max-new-tokens --batch --widths --temperature --threads "
-    "--no-verify --require-signature --plot --json",
+    "bench": "BUNDLE --dataset --category --num-prompts --max-new-tokens --batch --widths "
+    "--synthetic-acceptance-rate --temperature --threads --no-verify --require-signature --plot --json",
     "inspect": "BUNDLE --json",
     "verify": "BUNDLE --require-signature",
     "sign": "BUNDLE --key --generate-key",
