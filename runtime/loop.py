@@ -304,7 +304,11 @@ class Loop:
             committed += kept
             self._deliver(row, pieces)
         report = BatchReport(
-            width=launch.width, accepted=tuple(accepted), committed=committed, seconds=self._device_seconds
+            width=launch.width,
+            accepted=tuple(accepted),
+            committed=committed,
+            seconds=self._device_seconds,
+            is_step=launch.is_step,
         )
         self._device_seconds = 0.0
         self._safely(partial(self._on_batch, report))

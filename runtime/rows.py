@@ -29,6 +29,8 @@ class BatchReport:
     """Tokens that became output."""
     seconds: float = 0.0
     """That the device was at work since the report before, with prompts too; 0 where it is not measured."""
+    is_step: bool = True
+    """False: it was the end of a prompt, which commits a token too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,7 @@ class Metrics:
         self._generation_tokens = counter("generation_tokens", "Tokens generated.")
         self._finished = counter("request_success", "Answers that ended, by reason.", ["finished_reason"])
         self._steps = counter("steps", "Steps that committed tokens, prompts' last ones among them.")
+        self._decode_steps = counter("decode_steps", "Steps of answers, by the drafts verified of a row.", ["width"])
         self._device = counter("device_seconds", "That the device was at work, where the engine measures it.")
         self._drafts = counter("spec_decode_num_drafts", "Verification passes.")
         self._draft_tokens = counter("spec_decode_num_draft_tokens", "Drafts verified.")
@@ -127,6 +128,8 @@ class Metrics:
     def stepped(self, report: BatchReport) -> None:
         """A step was read. Called from the scheduler's thread: these counters are nobody else's."""
         self._steps.inc()
+        if report.is_step:
+            self._decode_steps.labels(str(report.width)).inc()
         self._device.inc(report.seconds)
         if not report.width:
             return

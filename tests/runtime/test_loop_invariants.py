@@ -153,6 +153,8 @@ def test_i7_drafts_are_counted_once_and_only_those_that_became_output(scenario: 
     verified = [batch for batch in played.batches if batch.width]
     assert sum(sum(batch.accepted) for batch in verified) == sum(one.acceptance.accepted for one in answers)
     assert sum(len(batch.accepted) for batch in verified) == sum(one.acceptance.verifications for one in answers)
+    stepped = [span.width for span in played.device.spans if span.kind == "step"]
+    assert [batch.width for batch in played.batches if batch.is_step] == stepped
 
 
 @many

@@ -13,6 +13,7 @@ from served import Served, model, serve
 from graphspec.runtime.generate import LoadedBundle
 from graphspec.runtime.rows import BatchReport
 from graphspec.runtime.sampling import SamplingParams
+from graphspec.runtime.server.metrics import Metrics
 from graphspec.runtime.server.model import LOG_SECONDS, BatchLog
 
 PROMPTS = ["abc", "xyz", "abab"]
@@ -25,14 +26,19 @@ def served(pairs: Pairs) -> Iterator[Served]:
         yield running
 
 
-def samples(served: Served) -> dict[str, float]:
+def exposed(text: str) -> dict[str, float]:
     """Values by name and labels, but for the model's name."""
     found = {}
-    for family in text_string_to_metric_families(served.get("/metrics").text):
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
             found[sample.name + (str(labels) if labels else "")] = sample.value
     return found
+
+
+def samples(served: Served) -> dict[str, float]:
+    """Likewise, of a running server."""
+    return exposed(served.get("/metrics").text)
 
 
 @pytest.mark.parametrize("prefix", ["graphspec", "vllm"])
@@ -78,6 +84,19 @@ def test_counters_are_those_of_the_answers(served: Served, pairs: Pairs, prefix:
     assert after[f"{prefix}:spec_decode_mean_accepted_length"] == taken / passes
     assert after[f"{prefix}:spec_decode_draft_acceptance_rate"] == taken / drafted
     assert after[f"{prefix}:num_requests_running"] == after[f"{prefix}:num_requests_waiting"] == 0
+
+
+def test_steps_are_counted_by_width_and_ends_of_prompts_are_none() -> None:
+    metrics = Metrics("model")
+    for width, is_step in ((0, False), (0, True), (3, True), (3, True)):
+        metrics.stepped(BatchReport(width=width, accepted=(0,), committed=1, is_step=is_step))
+    found = exposed(metrics.exposition().decode())
+    for prefix in ("graphspec", "vllm"):
+        assert {name: value for name, value in found.items() if name.startswith(f"{prefix}:decode_steps_total")} == {
+            f"{prefix}:decode_steps_total{{'width': '0'}}": 1,
+            f"{prefix}:decode_steps_total{{'width': '3'}}": 2,
+        }
+        assert found[f"{prefix}:steps_total"] == 4
 
 
 def test_sglangs_dashboards_find_their_names(served: Served) -> None:
