@@ -27,6 +27,12 @@ _MACHINERY: tuple[tuple[str, Capability, Callable[[SpeculativeConfig], bool]], .
     ("logit_penalties", "penalties", lambda c: c.logit_penalties),
 )
 """Which settings need what of an architecture."""
+_INSTEAD: Mapping[Capability, str] = {
+    "width_schedule": "every bundle runs by a schedule of its widths: `graphspec run --width 1:4,8:2`",
+    "adaptive_widths": "every bundle chooses among its widths: `graphspec run --width auto`",
+    "synthetic_acceptance": "bundles for onnxruntime are measured so: `graphspec bench --synthetic-acceptance-rate`",
+}
+"""What does the same for bundles that were built without it."""
 
 
 def required_machinery(config: SpeculativeConfig) -> list[tuple[str, Capability]]:
@@ -36,14 +42,15 @@ def required_machinery(config: SpeculativeConfig) -> list[tuple[str, Capability]
 
 def refuse_unsupported(config: SpeculativeConfig, architecture: Architecture) -> None:
     """UnsupportedError naming every flag whose machinery `architecture` does not have."""
-    missing = [
+    missing = [need for need in required_machinery(config) if need[1] not in architecture.capabilities]
+    said = [
         f"{flag} is not supported by architecture {architecture.name} (it lacks {capability})"
-        for flag, capability in required_machinery(config)
-        if capability not in architecture.capabilities
+        for flag, capability in missing
     ]
+    instead = [_INSTEAD[capability] for _, capability in missing if capability in _INSTEAD]
     if missing:
         raise UnsupportedError(
-            "; ".join(missing) + "; drop the flag, or choose an architecture that has it (graphspec archs)"
+            "; ".join([*said, "drop the flag, or choose an architecture that has it (graphspec archs)", *instead])
         )
 
 

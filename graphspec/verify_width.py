@@ -6,8 +6,9 @@ The functions raise ValueError, so that they serve as pydantic validators too; t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
@@ -64,6 +65,37 @@ def scheduled_width(schedule: Sequence[tuple[int, int, int]], batch_size: int, n
             break
         width = count
     return min(width, num_drafts)
+
+
+@dataclass(frozen=True, slots=True)
+class WidthSchedule:
+    """A schedule as a runtime goes by it, and as a command line names it: 1:4,8:2,16:0."""
+
+    ranges: tuple[tuple[int, int, int], ...]
+    """As schedule_triples gives them. Each goes on to the next one."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The schedule of "1:4,8:2,16:0": from 1 row in a step on 4 drafts are verified, from 8 on 2, from 16 on none.
+        ValueError if it is none."""
+        pairs = [[part.strip() for part in entry.split(":")] for entry in text.split(",")]
+        if not all(len(pair) == 2 and all(part.isascii() and part.isdigit() for part in pair) for pair in pairs):
+            raise ValueError(f"{text!r} is not a schedule of widths by batch size, such as 1:4,8:2,16:0")
+        numbers = [(int(size), int(width)) for size, width in pairs]
+        ranges = [VerifyWidthRange(batch_start=size, batch_end=size, num_tokens=width) for size, width in numbers]
+        return cls(tuple(schedule_triples(ranges)))
+
+    def __str__(self) -> str:
+        return ",".join(f"{start}:{width}" for start, _, width in self.ranges)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Those in it, ascending."""
+        return tuple(sorted({width for _, _, width in self.ranges}))
+
+    def at(self, batch_size: int) -> int:
+        """The width of a step of so many rows."""
+        return scheduled_width(self.ranges, batch_size, self.widths[-1])
 
 
 def parse_widths(text: str) -> tuple[int, ...] | None:

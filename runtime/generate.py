@@ -28,7 +28,7 @@ from .requests import check_count, checked_params, checked_prompts
 from .rows import PREFILL_CHUNK, Row
 from .sampling import SamplingParams
 from .text import Tokenizer
-from .width_policy import AUTO, AdaptiveWidths, Width
+from .width_policy import AdaptiveWidths, Width, checked_width
 
 
 class LoadedBundle:
@@ -71,7 +71,7 @@ class LoadedBundle:
         prompts: str | Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        width: Width | None = None,
+        width: Width | str | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> list[Generation]:
         """One answer for each prompt, a text or token ids; everything else as `stream`."""
@@ -86,13 +86,14 @@ class LoadedBundle:
         prompts: str | Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        width: Width | None = None,
+        width: Width | str | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> Iterator[Piece]:
         """Pieces of the answers as steps commit them.
 
         `params` holds for every prompt, or is one for each. `width`: drafts verified a step; None: the widest of
-        the bundle; 0: no speculation; "auto": what is fastest as it goes (the answers are the same at any width).
+        the bundle; 0: no speculation; "auto": what is fastest as it goes; "1:4,8:2,16:0": 4, with 8 rows at once 2,
+        with 16 none. The answers are the same at any width.
         Raises RequestError before anything is generated.
         """
         self._check_open()
@@ -125,17 +126,9 @@ class LoadedBundle:
         if self._closed:
             raise RequestError("this bundle is closed: load it again, and close it when all answers are there")
 
-    def checked_width(self, width: Width | None) -> Width:
-        """A width of the bundle, or "auto"; None: its widest. Raises RequestError."""
-        widths = self.manifest.widths
-        if width == AUTO:
-            return AUTO
-        if width is None:
-            return widths[-1]
-        if isinstance(width, bool) or not isinstance(width, int) or width not in widths:
-            known = ", ".join(map(str, widths))
-            raise RequestError(f"width {reprlib.repr(width)} is not in this bundle; it was built for {known}, or auto")
-        return width
+    def checked_width(self, width: Width | str | None) -> Width:
+        """A width of the bundle, "auto", or a schedule of its widths; None: its widest. Raises RequestError."""
+        return checked_width(width, self.manifest.widths)
 
     def _answer(self, index: int, prompt: str | tuple[int, ...], params: SamplingParams) -> Answer:
         ids = self.encode(prompt) if isinstance(prompt, str) else prompt

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -238,14 +238,24 @@ class Loop:
                 if not self._policy.prompts_first:
                     break
         ready = [row for row in self._running if row.has_more]
-        open_rows = [row.candidate for row in ready if row.width == AUTO]
-        chosen = self._widths.choose(open_rows) if self._widths and open_rows else 0
-        each = {row: chosen if row.width == AUTO else row.width for row in ready}
+        each = self._each_width(ready)
         for width in sorted(set(each.values())):
             rows = tuple(sorted((row for row in ready if each[row] == width), key=lambda row: row.slot))
             slots = [row.slot for row in rows]
             logits = any(row.answer.wants_logits for row in rows)
             yield from self._try(rows, width, partial(self._engine.step, slots, width, logits=logits))
+
+    def _each_width(self, ready: Sequence[Row]) -> dict[Row, int]:
+        """Of the steps of these rows."""
+        open_rows = [row.candidate for row in ready if row.width == AUTO]
+        chosen = self._widths.choose(open_rows) if self._widths and open_rows else 0
+        found = dict[Row, int]()
+        for row in ready:
+            if isinstance(row.width, int):
+                found[row] = row.width
+            else:
+                found[row] = chosen if row.width == AUTO else row.width.at(len(ready))
+        return found
 
     def _prefilling(self) -> list[Row]:
         """Those whose prompts are run now. One at a time, it is in turn the one that came first, so that it gets done,

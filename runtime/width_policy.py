@@ -11,6 +11,7 @@ before the last one is read; chances are learned by what was known when the step
 
 from __future__ import annotations
 
+import reprlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +19,15 @@ from itertools import accumulate, takewhile
 from operator import mul
 from typing import Final, Literal, Protocol
 
+from graphspec.errors import RequestError
+from graphspec.verify_width import WidthSchedule
+
 from .engine import NO_TOKEN
 from .step_times import StepTimes
 
 AUTO: Final = "auto"
-Width = int | Literal["auto"]
-"""Drafts verified in a step, or that the policy chooses."""
+Width = int | Literal["auto"] | WidthSchedule
+"""Drafts verified in a step; or that the policy chooses; or by the rows that are stepped at once."""
 
 _NOTHING, _COLD = 0, 1
 _STREAKS = (1, 4)
@@ -34,6 +38,30 @@ _WEIGHT_OF_ALL = 6.0
 """Trials that the engine's chance is worth in a request's."""
 _UNKNOWN = 0.5, 2.0
 """A chance before anything is known, and the trials that it is worth."""
+
+
+def checked_width(width: Width | str | None, widths: Sequence[int]) -> Width:
+    """What is meant, for a bundle of these widths, ascending; None: the widest. A text may name a schedule. Raises
+    RequestError."""
+    if width is None:
+        return widths[-1]
+    if width == AUTO:
+        return AUTO
+    if isinstance(width, str) and ":" in width:
+        try:
+            width = WidthSchedule.parse(width)
+        except ValueError as error:
+            raise RequestError(f"width: {error}") from None
+    known = ", ".join(map(str, widths))
+    if isinstance(width, WidthSchedule):
+        if missing := [one for one in width.widths if one not in widths]:
+            raise RequestError(
+                f"width {missing[0]} of the schedule {width} is not in this bundle; it was built for {known}"
+            )
+        return width
+    if isinstance(width, bool) or not isinstance(width, int) or width not in widths:
+        raise RequestError(f"width {reprlib.repr(width)} is not in this bundle; it was built for {known}, or auto")
+    return width
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import typer
 from graphspec.errors import ConfigError
 
 from .errors import UsageError
-from .flags import RequireSignature, refuse_unhashed_signature
+from .flags import RequireSignature, refuse_unhashed_signature, schedule_of
 from .help import ENDS, MACHINE, OUTPUT, PROMPT, SAMPLING, SPECULATION
 from .progress import bars
 
@@ -64,7 +64,7 @@ def bench(
         typer.Option(
             "--widths",
             metavar="2,4,auto",
-            help="Beside 0; else all of the bundle, and auto.",
+            help="Beside 0; else all of the bundle, and auto. 1:4,8:0 is one of them too: a schedule, as of run.",
             rich_help_panel=SPECULATION,
         ),
     ] = None,
@@ -184,7 +184,7 @@ def _cases(report: Report) -> Table:
         figures += [f"{case.acceptance['acceptance_length_without_bonus']:.2f}", f"{case.step_ms:.1f}"]
         figures += [_or_dash(case.device_ms, 1), _or_dash(case.host_ms, 1), f"{case.ttft_ms:.0f}"]
         is_last = case.width == report.cases[-1].width
-        table.add_row(str(case.batch), str(case.width), *figures, end_section=is_last)
+        table.add_row(str(case.batch), str(case.width).replace(",", ",\n"), *figures, end_section=is_last)
     return table
 
 
@@ -229,11 +229,20 @@ def _or_dash(value: float | None, digits: int = 2) -> str:
 
 
 def _widths(text: str | None) -> list[Width]:
-    """Likewise, and auto. Raises UsageError."""
-    words = [] if text is None else text.split(",")
-    numbers = [word for word in words if word.strip() != "auto"]
-    found: list[Width] = ["auto"] if len(numbers) < len(words) else []
-    return [*_numbers("--widths", ",".join(numbers) if numbers else None, least=0), *found]
+    """Likewise, and auto, and schedules, each from its 1:W on. Raises UsageError."""
+    words = [] if text is None else [word.strip() for word in text.split(",")]
+    numbers = [word for word in words if word != "auto" and ":" not in word]
+    found: list[Width] = [*_numbers("--widths", ",".join(numbers) if numbers else None, least=0)]
+    schedules = list[list[str]]()
+    for word in words:
+        if ":" in word:
+            if word.startswith("1:") or not schedules:
+                schedules.append([])
+            schedules[-1].append(word)
+    found += [schedule_of("--widths", ",".join(schedule)) for schedule in schedules]
+    if "auto" in words:
+        found.append("auto")
+    return found
 
 
 def _numbers(flag: str, text: str | None, *, least: int) -> list[int]:

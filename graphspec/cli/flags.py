@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get
 import typer
 from pydantic import BaseModel
 
+from graphspec.verify_width import WidthSchedule
+
 from .errors import UsageError
 from .help import MACHINE, PAIR, SPECULATION
 
@@ -58,8 +60,9 @@ WidthFlag = Annotated[
     str | None,
     typer.Option(
         "--width",
-        metavar="W|auto",
-        help="Drafts verified in a step; auto: what is fastest as it goes; else the widest.",
+        metavar="W|auto|1:4,8:0",
+        help="Drafts verified in a step; auto: what is fastest as it goes; 1:4,8:0: 4, and none from 8 requests at "
+        "once on; else the widest.",
         rich_help_panel=SPECULATION,
     ),
 ]
@@ -82,13 +85,23 @@ _DEBUG = inspect.Parameter(
 )
 
 
-def width_of(text: str | None) -> int | Literal["auto"] | None:
+def width_of(text: str | None) -> int | Literal["auto"] | WidthSchedule | None:
     """What --width says. Raises UsageError."""
     if text is None or text == "auto":
         return None if text is None else "auto"
+    if ":" in text:
+        return schedule_of("--width", text)
     if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"--width is {text!r}: give a whole number from 0, or auto")
+        raise UsageError(f"--width is {text!r}: give a whole number from 0, auto, or a schedule such as 1:4,8:0")
     return int(text)
+
+
+def schedule_of(flag: str, text: str) -> WidthSchedule:
+    """A schedule of widths. Raises UsageError."""
+    try:
+        return WidthSchedule.parse(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
 
 
 def refuse_unhashed_signature(no_verify: bool, require_signature: Path | None) -> None:

@@ -52,12 +52,13 @@ class Case:
     width: Width
 
     def __lt__(self, other: Case) -> bool:
-        """By batch, then by width, "auto" last."""
+        """By batch, then by width, what is no number last."""
         return self._order < other._order
 
     @property
-    def _order(self) -> tuple[int, float]:
-        return self.batch, math.inf if self.width == AUTO else self.width
+    def _order(self) -> tuple[int, float, str]:
+        number = self.width if isinstance(self.width, int) else math.inf
+        return self.batch, number, str(self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,8 @@ def num_rounds(count: int, cases: Sequence[Case]) -> int:
 
 def steps_alone(bundle: LoadedBundle, asked: Sequence[Asked], batch: int, width: Width) -> list[float]:
     """Seconds of single steps of `batch` rows that hold the first prompts; all widths from the same context. None of
-    "auto", which is no width of a step."""
-    if width == AUTO:
+    one that changes from step to step."""
+    if not isinstance(width, int):
         return []
     engine, longest = bundle.engine, (_BURST_STEPS + 1) * (bundle.manifest.widths[-1] + 1)
     room = max(bundle.manifest.max_length - longest, 1)

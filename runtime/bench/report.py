@@ -8,9 +8,8 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from ..width_policy import Width
 from . import svg
-from .results import CaseResult, Report
+from .results import CaseResult, Report, WidthName
 from .svg import Series
 
 
@@ -45,14 +44,14 @@ def _plots(report: Report) -> list[_Plot]:
     return plots
 
 
-def _speedups(per_batch: list[tuple[str, list[CaseResult]]], widths: list[Width]) -> _Plot:
+def _speedups(per_batch: list[tuple[str, list[CaseResult]]], widths: list[WidthName]) -> _Plot:
     title = "Speedup by width"
     series = [Series(name, [case.speedup for case in cases]) for name, cases in per_batch]
     drawing = svg.lines(title, "width", [str(width) for width in widths], series, level=1.0)
     return _Plot(title, "Over width 0 of the same batch size (dashed).", Markup(drawing), _names(series))
 
 
-def _speeds(found: dict[tuple[int, Width], CaseResult], batches: list[int], widths: list[Width]) -> _Plot:
+def _speeds(found: dict[tuple[int, WidthName], CaseResult], batches: list[int], widths: list[WidthName]) -> _Plot:
     title = "Tokens a second by batch size"
     series = [Series(f"width {w}", [found[batch, w].tokens_per_second for batch in batches]) for w in widths]
     drawing = svg.lines(title, "batch", [str(batch) for batch in batches], series)

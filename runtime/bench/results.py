@@ -20,6 +20,9 @@ from ..width_policy import AUTO, Width
 from .measuring import Answered, Asked, Case, Measured
 from .synthetic import SyntheticAcceptance
 
+WidthName = int | str
+"""A width as reports have it: "auto" and a schedule in words."""
+
 _AS_MEASURED = "τ is the tokens a row commits in a step with the bonus token, as these answers had it"
 _AS_CALIBRATED = (
     "τ = 1 + b + … + b^W is the tokens that a row should commit in a step with the bonus token, as it does but for the "
@@ -41,7 +44,7 @@ class CaseResult:
     """One batch size and width."""
 
     batch: int
-    width: Width
+    width: WidthName
     prompts: int
     tokens: int
     tokens_per_second: float
@@ -53,7 +56,7 @@ class CaseResult:
     """Of each prompt's own; None: no answer had two tokens."""
     predicted_speedup: float | None
     """Tokens a step, those expected where acceptance is synthetic, by cost_ratio; None: "auto" runs steps of several
-    widths."""
+    widths, as may a schedule."""
     cost_ratio: float | None
     """step_alone_ms by that of width 0: 1 + γc + v."""
     acceptance: AcceptanceReport
@@ -76,7 +79,7 @@ class CategoryResult:
     """One category at batch 1 and one width."""
 
     category: str
-    width: Width
+    width: WidthName
     prompts: int
     tokens_per_second: float
     speedup: float
@@ -89,14 +92,14 @@ class Recommendation:
     """The fastest width of a batch size."""
 
     batch: int
-    width: Width
+    width: WidthName
     speedup: float
 
     def sentence(self) -> str:
         """For the reader."""
         if not self.width:
             return f"Batch {self.batch}: width 0 is fastest: no speculation pays."
-        named = "auto" if self.width == AUTO else f"width {self.width}"
+        named = self.width if self.width == AUTO else f"width {self.width}"
         return f"Batch {self.batch}: {named} is fastest, {self.speedup:.2f} times as fast as width 0."
 
 
@@ -106,7 +109,7 @@ class Difference:
 
     prompt: str
     batch: int
-    width: Width
+    width: WidthName
     position: int
     """The first token that differs."""
 
@@ -155,9 +158,9 @@ class Report:
     @property
     def widest(self) -> int:
         """Of the widths."""
-        return max(case.width for case in self.cases if case.width != AUTO)
+        return max(case.width for case in self.cases if isinstance(case.width, int))
 
-    def best(self, batch: int) -> Width:
+    def best(self, batch: int) -> WidthName:
         """The fastest width."""
         return next(one.width for one in self.recommendations if one.batch == batch)
 
@@ -196,7 +199,7 @@ def _case(measured: Mapping[Case, Measured], case: Case, synthetic: SyntheticAcc
     tokens = sum(len(answer.token_ids) for answer in answers)
     return CaseResult(
         batch=case.batch,
-        width=case.width,
+        width=_name(case.width),
         prompts=len(answers),
         tokens=tokens,
         tokens_per_second=_speed(this),
@@ -217,6 +220,10 @@ def _case(measured: Mapping[Case, Measured], case: Case, synthetic: SyntheticAcc
     )
 
 
+def _name(width: Width) -> WidthName:
+    return width if isinstance(width, int) else str(width)
+
+
 def _categories(measured: Mapping[Case, Measured], asked: Sequence[Asked]) -> list[CategoryResult]:
     found = []
     for name in dict.fromkeys(each.prompt.category for each in asked):
@@ -228,7 +235,7 @@ def _categories(measured: Mapping[Case, Measured], asked: Sequence[Asked]) -> li
             found.append(
                 CategoryResult(
                     category=name,
-                    width=case.width,
+                    width=_name(case.width),
                     prompts=len(answers),
                     tokens_per_second=speed,
                     speedup=_ratio(speed, _speed_of(plain)),
@@ -250,7 +257,7 @@ def _recommendations(cases: Sequence[CaseResult]) -> list[Recommendation]:
 def _outputs(measured: Mapping[Case, Measured], asked: Sequence[Asked]) -> Outputs:
     first, *others = sorted(measured)
     differences = [
-        Difference(prompt=asked[number].prompt.id, batch=case.batch, width=case.width, position=position)
+        Difference(prompt=asked[number].prompt.id, batch=case.batch, width=_name(case.width), position=position)
         for case in others
         for number, answer in measured[case].answers.items()
         if (position := _first_difference(answer.token_ids, measured[first].answers[number].token_ids)) is not None

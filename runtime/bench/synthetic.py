@@ -47,7 +47,7 @@ class SyntheticAcceptance:
 
     rate: float
     """Share of the drafts of a step that are accepted, in the mean of many."""
-    bases: Mapping[Width, float]
+    bases: Mapping[str, float]
     """b by width: the chance of each draft to be right. One that changes from step to step has that of the widest."""
 
     def tokens_per_step(self, width: int) -> float:
@@ -63,7 +63,7 @@ class SyntheticAcceptance:
 def synthetic_acceptance(rate: float, widths: Iterable[Width], widest: int) -> SyntheticAcceptance:
     """Calibrated for each width in use; 0 verifies no draft. `widest`: of the bundle."""
     used = [width for width in widths if width != 0]
-    calibrated = {width: width if isinstance(width, int) else widest for width in used}
+    calibrated = {str(width): width if isinstance(width, int) else widest for width in used}
     return SyntheticAcceptance(
         rate=rate, bases={width: base_probability(rate, number) for width, number in calibrated.items()}
     )
@@ -109,12 +109,12 @@ def synthetic_recorder(
 ) -> Recorder:
     """A case's, of a bundle whose engine TakesDrafts. `answers`: the true ones by the number of the prompt."""
     engine, manifest = bundle.engine, bundle.manifest
-    if case.width not in acceptance.bases:
+    if str(case.width) not in acceptance.bases:
         return plain_recorder(bundle, case)
     assert isinstance(engine, TakesDrafts)
     draft = partial(
         synthetic_drafts,
-        base=acceptance.bases[case.width],
+        base=acceptance.bases[str(case.width)],
         num_drafts=manifest.num_draft_tokens,
         vocabulary=manifest.pair.target.vocab_size,
     )

@@ -122,6 +122,24 @@ def test_the_tables_fit_a_terminal_and_end_with_what_to_do(benched: tuple[Run, A
     assert equal.startswith("Outputs are equal, token for token")
 
 
+def test_schedules_are_widths_among_others(bundle: Path, dataset: Path, run: Command, tmp_path: Path) -> None:
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    words = ["--dataset", dataset, "--max-new-tokens", MOST, "--batch", "1,2", "--json", out, "--plot", page]
+    result = run("bench", bundle, *words, "--widths", "1:0,2:3,auto,1:3,2:0", "--synthetic-acceptance-rate", 1)
+    assert (result.status, result.errors) == (0, [])
+    found = json.loads(out.read_text())
+    assert [case["width"] for case in found["cases"]] == [0, "1:0,2:3", "1:3,2:0", "auto"] * 2
+    assert found["outputs"]["equal"]
+    assert found["synthetic"]["bases"] == {"1:0,2:3": 1.0, "1:3,2:0": 1.0, "auto": 1.0}
+    alone = {case["width"]: case for case in found["cases"] if case["batch"] == 1}
+    assert alone["1:0,2:3"]["acceptance"]["drafted_tokens"] == 0
+    assert alone["1:3,2:0"]["acceptance"]["accepted_tokens"] > 0
+    assert alone["1:3,2:0"]["predicted_speedup"] is None
+    shown = [row[1] for row in Page(page.read_text()).tables["cases"] if row]
+    assert shown == [str(case["width"]) for case in found["cases"]]
+    assert "…" not in result.out
+
+
 def test_a_few_prompts_of_one_category_can_be_asked_for(
     bundle: Path, dataset: Path, run: Command, tmp_path: Path
 ) -> None:
@@ -174,6 +192,9 @@ def test_at_a_synthetic_acceptance_rate_the_answers_are_the_same_and_the_report_
         ("--widths 1.5", 2, "--widths is '1.5'"),
         ("--widths 1,automatic", 2, "--widths is '1,automatic'"),
         ("--batch 9", 1, "9: the bundle was built for 1 to 2 "),
+        ("--widths 3,1:3,2:x", 2, "--widths: '1:3,2:x' is not a schedule of widths by batch size"),
+        ("--widths 2:3", 2, "--widths: the first range starts at batch size 2"),
+        ("--widths 1:3,2:1", 1, "width 1 of the schedule 1:3,2:1 is not in this bundle; it was built for 0, 3"),
         ("--widths 2", 1, "width 2 is not in this bundle; it was built for 0, 3"),
         ("--dataset nowhere.jsonl", 1, "nowhere.jsonl: No such file or directory"),
         ("--category x", 1, "no prompt is of category 'x'; there are chat, code"),

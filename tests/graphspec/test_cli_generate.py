@@ -83,6 +83,9 @@ def test_output_is_the_same_with_and_without_speculation(answer: Any, sampling: 
     assert without["acceptance"]["drafted_tokens"] == 0
     assert answer(*prompt, text=True) == with_drafts["text"] + "\n"
     assert answer(*prompt, "--width", "auto")["token_ids"] == without["token_ids"]
+    scheduled = answer(*prompt, "--width", "1:3,2:0")
+    assert scheduled["token_ids"] == without["token_ids"]
+    assert scheduled["acceptance"] == with_drafts["acceptance"]
 
 
 def test_without_drafts_no_acceptance_is_claimed(bundle: Path, run: Command) -> None:
@@ -150,6 +153,10 @@ def test_a_prompt_comes_from_a_file_or_from_stdin(answer: Any, tmp_path: Path, m
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (
+            "--prompt abc --width 1:3,2:1",
+            "width 1 of the schedule 1:3,2:1 is not in this bundle; it was built for 0, 3",
+        ),
         ("--prompt abc --width 2", "width 2 is not in this bundle; it was built for 0, 3"),
         ("--prompt abc --temperature -1", "temperature is -1.0"),
         ("--prompt abc --min-tokens 300", "min_tokens is 300"),
@@ -166,10 +173,17 @@ def test_a_request_that_cannot_be_served_is_one_line(bundle: Path, run: Command,
     assert said in line
 
 
-def test_a_width_that_is_no_number_is_refused(bundle: Path, run: Command) -> None:
-    result = run("generate", bundle, "--prompt", "abc", "--width", "wide")
+@pytest.mark.parametrize(
+    ("width", "said"),
+    [
+        ("wide", "--width is 'wide': give a whole number from 0, auto, or a schedule such as 1:4,8:0"),
+        ("2:3", "--width: the first range starts at batch size 2; it must start at 1"),
+    ],
+)
+def test_a_width_that_is_none_is_refused(bundle: Path, run: Command, width: str, said: str) -> None:
+    result = run("generate", bundle, "--prompt", "abc", "--width", width)
     assert (result.status, result.out) == (2, "")
-    assert "--width is 'wide': give a whole number from 0, or auto" in result.err
+    assert said in result.err
 
 
 def test_an_empty_prompt_and_bytes_that_are_no_text_are_refused(bundle: Path, run: Command, tmp_path: Path) -> None:

@@ -44,14 +44,23 @@ def post(url: str, body: Any) -> Any:
 
 @pytest.mark.slow
 def test_it_says_what_it_serves_answers_and_ends_at_sigterm(bundle: Path) -> None:
-    options = ["--served-model-name", "tiny", "--served-model-name", "other", "--max-batch-size", "2", "--width", "3"]
+    options = [
+        "--served-model-name",
+        "tiny",
+        "--served-model-name",
+        "other",
+        "--max-batch-size",
+        "2",
+        "--width",
+        "1:3,2:0",
+    ]
     options += ["--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--enable-auto-tool-choice"]
     with running(bundle, *options) as (process, url, banner):
         told = dict(line.split(maxsplit=1) for line in banner)
         assert told["model"] == "tiny, other\n"
         assert told["architecture"] == "UnifiedNgramLlama3ForCausalLM\n"
         assert told["backend"].startswith("onnxruntime ")
-        assert told["widths"] == "0, 3; 3 in use\n"
+        assert told["widths"] == "0, 3; 1:3,2:0 in use\n"
         assert told["capacity"] == "2 requests of 96 tokens\n"
         assert told["parsers"] == "tool calls: hermes; reasoning: think\n"
         for name in ("tiny", "other"):
@@ -125,6 +134,7 @@ def test_a_request_has_no_more_time_than_the_server_gives(bundle: Path) -> None:
     ("options", "said"),
     [
         (["--width", "2"], "width 2 is not in this bundle"),
+        (["--width", "1:3,2:2"], "width 2 of the schedule 1:3,2:2 is not in this bundle; it was built for 0, 3"),
         (["--max-batch-size", "1000"], "max"),
         (["--require-signature", "missing.pub"], "missing.pub"),
         (["--host", "nowhere.invalid"], "use another --host"),

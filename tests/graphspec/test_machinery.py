@@ -82,6 +82,7 @@ def test_an_architecture_refuses_every_flag_it_cannot_honour() -> None:
     message = str(caught.value)
     assert "--synthetic-acceptance-rate is not supported by architecture UnifiedEagleTForCausalLM" in message
     assert "--logit-penalties is not supported" in message
+    assert message.endswith("; bundles for onnxruntime are measured so: `graphspec bench --synthetic-acceptance-rate`")
 
 
 def test_an_architecture_that_has_the_machinery_refuses_nothing() -> None:

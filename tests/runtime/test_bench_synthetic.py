@@ -144,7 +144,7 @@ def test_what_is_right_is_accepted_and_nothing_else(loaded: LoadedBundle, temper
     assert {number: len(answer) for number, answer in truth.items()} == dict.fromkeys(range(len(asked)), MOST)
     for rate, width in ((0.5, 1), (0.5, 3), (1.0, 2), (0.0, 3)):
         acceptance = synthetic_acceptance(rate, [0, width], K)
-        draft = partial(synthetic_drafts, base=acceptance.bases[width], num_drafts=K, vocabulary=VOCABULARY)
+        draft = partial(synthetic_drafts, base=acceptance.bases[str(width)], num_drafts=K, vocabulary=VOCABULARY)
         cases = [Case(1, width), Case(3, width)]
         measured = measure(loaded, asked, cases, params, new_recorder=partial(synthetic_recorder, acceptance, truth))
         for answer, number in ((measured[case].answers[number], number) for case in cases for number in truth):
@@ -176,7 +176,7 @@ def test_the_width_that_is_chosen_goes_by_synthetic_acceptance(pairs: Pairs) -> 
         assert fixed.tokens_per_step == pytest.approx(1 + rate * K, rel=0.05)
         assert auto.tokens_per_step == 1 if rate == 0 else auto.tokens_per_step > 0.7 * fixed.tokens_per_step
         assert found.synthetic is not None
-        assert found.synthetic.bases == {K: rate, AUTO: rate}
+        assert found.synthetic.bases == {str(K): rate, AUTO: rate}
 
 
 def test_the_policy_and_the_engine_have_the_same_drafts(pairs: Pairs) -> None:

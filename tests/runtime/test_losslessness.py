@@ -14,6 +14,7 @@ from graphspec.runtime.answer import Generation
 from graphspec.runtime.generate import LoadedBundle
 from graphspec.runtime.sampling import SamplingParams
 from graphspec.runtime.width_policy import AUTO, Width
+from graphspec.verify_width import WidthSchedule
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +84,7 @@ def test_seeded_tokens_are_the_same_at_every_width_alone_and_in_a_batch(
     params = [sampled(i) for i in range(len(prompts))]
     plain = one_at_a_time(bundle, prompts, params, width=0)
     assert len(set(plain)) == len(plain)
-    asked: Sequence[Width] = [*WIDTHS, AUTO]
+    asked: Sequence[Width] = [*WIDTHS, AUTO, WidthSchedule.parse("1:3,2:0,5:1,8:2")]
     for width in asked:
         assert ids(bundle.generate(prompts, params, width=width)) == plain
     assert one_at_a_time(bundle, prompts, params, WIDTHS[-1]) == plain

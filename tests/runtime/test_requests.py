@@ -85,6 +85,8 @@ def bundle(pairs: Pairs) -> LoadedBundle:
 
 CALLS: list[tuple[dict[str, Any], str]] = [
     ({"width": "2"}, "width '2' is not in this bundle"),
+    ({"width": "1:1,2:9"}, "width 9 of the schedule 1:1,2:9 is not in this bundle"),
+    ({"width": "1:x"}, "width: '1:x' is not a schedule"),
     ({"width": True}, "width True is not in this bundle"),
     ({"width": 1.0}, "width 1.0 is not in this bundle"),
     ({"width": [1]}, r"width \[1\] is not in this bundle"),

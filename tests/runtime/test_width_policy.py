@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scenarios import MAX_LENGTH, SCENARIOS, Scenario, outcome, play, right, untroubled
 from virtual_device import VirtualDevice, continuation
 
+from graphspec.errors import RequestError
 from graphspec.runtime.engine import NO_TOKEN
 from graphspec.runtime.loop import Policy
 from graphspec.runtime.step_times import BURST
@@ -23,8 +24,10 @@ from graphspec.runtime.width_policy import (
     History,
     WidthPolicy,
     best_width,
+    checked_width,
     expected_tokens,
 )
+from graphspec.verify_width import WidthSchedule
 
 K = 4
 WIDTHS = tuple(range(K + 1))
@@ -202,6 +205,39 @@ def test_a_loop_steps_wide_while_drafts_are_right_and_not_at_all_while_they_are_
     wide, narrow = run(lambda _: True), run(lambda _: False)
     assert sum(wide) > 0.7 * K * len(wide)
     assert sum(width > 0 for width in narrow) < 25
+
+
+@few
+@given(scenario=SCENARIOS, named=st.integers(0, 5))
+def test_a_schedule_goes_by_the_rows_that_are_stepped_at_once(scenario: Scenario, named: int) -> None:
+    """Of rows of a schedule; and beside one that names a width, which counts too."""
+    schedule = WidthSchedule.parse("1:3,2:1,3:0")
+    played = play(scenario, width=lambda _: schedule)
+    assert all(right(asked) for asked in played.asked)
+    for span in played.device.spans:
+        assert span.kind != "step" or span.width == {1: 3, 2: 1, 3: 0}[len(span.slots)]
+    mixed = play(scenario, width=lambda number: 2 if number == named else schedule)
+    assert all(right(asked) for asked in mixed.asked)
+
+
+def test_rows_of_another_width_count_in_a_schedule() -> None:
+    driven = Driven(VirtualDevice(num_slots=3), Policy(overlap=False, prompts_first=True))
+    schedule = WidthSchedule.parse("1:3,3:0")
+    for width in (schedule, schedule, 2):
+        driven.ask(width=width, max_new_tokens=30, ignore_eos=True)
+    driven.turn()
+    assert [(span.width, len(span.slots)) for span in driven.device.spans if span.kind == "step"] == [(0, 2), (2, 1)]
+
+
+def test_what_a_bundle_has_is_taken_and_nothing_else() -> None:
+    widths = (0, 2, 4)
+    schedule = WidthSchedule.parse("1:4,8:0")
+    assert [checked_width(width, widths) for width in (None, 2, AUTO, schedule)] == [4, 2, AUTO, schedule]
+    assert checked_width("8:0,1:4", widths) == schedule
+    with pytest.raises(RequestError, match=r"width 3 of the schedule 1:4,8:3 is not in this bundle; .* for 0, 2, 4"):
+        checked_width("1:4,8:3", widths)
+    with pytest.raises(RequestError, match="width: the first range starts at batch size 2"):
+        checked_width("2:4", widths)
 
 
 def test_a_loop_without_a_policy_takes_no_such_row() -> None:
