@@ -123,7 +123,7 @@ def checked_encoding(encoding: str | None, backend: BackendKind, device: Device 
         return known[0]
     if encoding in known:
         return encoding
-    if encoding in {name for kind in BACKENDS.values() for name in kind.encodings}:
+    if any(encoding in kind.encodings for kind in BACKENDS.values()):
         raise UnsupportedError(
             f"encoding '{encoding}' is not available on backend '{backend.name}'; use {_either(known)}"
         )
