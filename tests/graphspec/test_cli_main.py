@@ -30,8 +30,8 @@ OPTIONS = {
     "--top-k --top-p --min-p --seed --stop --stop-token-id --ignore-eos --width --no-speculation --max-batch-size "
     "--threads --no-verify --require-signature --json",
     "distill": "--model -o --out --method --draft-model-path --data --self-synthesize --work-dir --seed "
-    "--draft-vocab-size --draft-intermediate-size --draft-layers --anchors --depth --epochs --batch-size --learning-rate "
-    "--precision --max-new-tokens --max-length --held-out-share --measured-prompts --rows --workers --threads "
+    "--draft-vocab-size --draft-intermediate-size --draft-layers --anchors --depth --epochs --batch-size "
+    "--learning-rate --precision --max-new-tokens --max-length --held-out-share --measured-prompts --rows --workers --threads "
     "--overwrite",
     "run": "BUNDLE --host --port --api-key --served-model-name --max-batch-size --max-queue-size --request-timeout "
     "--drain-seconds --prefix-store-mb --tool-call-parser --enable-auto-tool-choice --reasoning-parser "
