@@ -31,8 +31,8 @@ OPTIONS = {
     "--threads --no-verify --require-signature --json",
     "distill": "--model -o --out --method --draft-model-path --data --self-synthesize --work-dir --seed "
     "--draft-vocab-size --draft-intermediate-size --draft-layers --anchors --depth --epochs --batch-size "
-    "--learning-rate --precision --max-new-tokens --max-length --held-out-share --measured-prompts --rows --workers --threads "
-    "--overwrite",
+    "--learning-rate --precision --max-new-tokens --max-length --held-out-share --measured-prompts --rows "
+    "--workers --threads --overwrite",
     "run": "BUNDLE --host --port --api-key --served-model-name --max-batch-size --max-queue-size --request-timeout "
     "--drain-seconds --prefix-store-mb --tool-call-parser --enable-auto-tool-choice --reasoning-parser "
     "--width --no-overlap --threads --no-verify --require-signature",
