@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from .batch import Batch
+from .batch import Batch, Hits
 from .padding import LENGTHS, round_up
+from .recipe import Recipe
 from .teaching import Anchors
 
 DEFAULT_ANCHORS = 64
 """Of a conversation, in an epoch."""
+
+
+def taught_anchors(batch: Batch, recipe: Recipe, generator: torch.Generator, hits: Hits | None) -> Anchors:
+    """`recipe.anchors` positions of each conversation; all of them where hits are counted."""
+    most = batch.tokens.shape[1] if hits is not None else recipe.anchors or DEFAULT_ANCHORS
+    return choose_anchors(batch, most, generator)
 
 
 def choose_anchors(batch: Batch, most: int, generator: torch.Generator) -> Anchors:

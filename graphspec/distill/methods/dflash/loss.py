@@ -7,7 +7,7 @@ from torch import Tensor
 
 from graphspec.architectures.drafters.dflash import DFlashDrafter
 from graphspec.architectures.target import DecoderTarget
-from graphspec.distill.anchors import DEFAULT_ANCHORS, choose_anchors
+from graphspec.distill.anchors import taught_anchors
 from graphspec.distill.batch import Batch, Hits
 from graphspec.distill.recipe import Recipe
 from graphspec.distill.teaching import teach
@@ -28,8 +28,7 @@ def loss(
     all its blocks."""
     assert drafter.head is not None
     head = drafter.head.weight
-    most = batch.tokens.shape[1] if hits is not None else recipe.anchors or DEFAULT_ANCHORS
-    anchors = choose_anchors(batch, most, generator)
+    anchors = taught_anchors(batch, recipe, generator, hits)
     out = run_blocks(drafter, target, batch.tokens, batch.taps, anchors.positions + 1)
     return teach(
         target,

@@ -8,7 +8,7 @@ from torch import Tensor
 from graphspec.architectures import gradients  # noqa: F401 - makes the operators differentiable
 from graphspec.architectures.drafters.medusa import MedusaDrafter
 from graphspec.architectures.target import DecoderTarget
-from graphspec.distill.anchors import DEFAULT_ANCHORS, choose_anchors
+from graphspec.distill.anchors import taught_anchors
 from graphspec.distill.batch import Batch, Hits
 from graphspec.distill.recipe import Recipe
 from graphspec.distill.teaching import teach
@@ -25,8 +25,7 @@ def loss(
 ) -> Tensor:
     """Mean cross entropy of the heads at `recipe.anchors` positions of each conversation; where hits are counted, at
     all of them."""
-    most = batch.tokens.shape[1] if hits is not None else recipe.anchors or DEFAULT_ANCHORS
-    anchors = choose_anchors(batch, most, generator)
+    anchors = taught_anchors(batch, recipe, generator, hits)
     rows = anchors.positions.unsqueeze(-1).expand(-1, -1, drafter.hidden)
     projections = [head.output.weight for head in drafter.heads if head.output is not None]
     return teach(
