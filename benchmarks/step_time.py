@@ -106,7 +106,7 @@ def measure(tasks: dict[str, Callable[[], object]], rounds: int) -> dict[str, fl
 def profile(engine: OnnxRuntimeEngine, width: int, steps: int = 30) -> list[tuple[str, float, int]]:
     """(operator, ms a step, nodes) from ONNX Runtime's profiler, slowest first."""
     for _ in range(steps):
-        engine.step([0], width).result()
+        engine.step([0], width, num_drafts=width).result()
     path = Path(engine.end_profiling())
     events = json.loads(path.read_text())
     path.unlink()
@@ -125,7 +125,7 @@ def _step(engine: OnnxRuntimeEngine, context: int, width: int, rows: int = 1) ->
     """Of rows at the same context each time: many rounds would end beyond the bundle's length."""
     for row in range(rows):
         engine.admit(row, SamplingParams(), np.zeros((engine.capacity, 1), np.float32), kept=context)
-    return engine.step(range(rows), width).result()
+    return engine.step(range(rows), width, num_drafts=width).result()
 
 
 def by_rows(bundle: Path, context: int, rounds: int, counts: list[int], width: int) -> None:

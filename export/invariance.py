@@ -89,6 +89,7 @@ def _run(
             "top_p": np.ones(batch, np.float32),
             "min_p": np.zeros(batch, np.float32),
             "uniform": np.zeros((batch, capacity, 1), np.float32),
+            "num_drafts": np.zeros((), np.int64),
         }
         read = {value.name for value in session.get_inputs()}
         seen = {spec.name: _first(held[spec.name], spec, visible) for spec in states}

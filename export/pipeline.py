@@ -17,6 +17,7 @@ from graphspec.backends import Device
 from graphspec.errors import BuildError
 
 from . import tensorrt_lowering
+from .drafting import draft_on_demand
 from .fusion import fuse_residual_norms
 from .linear import Encoding, WeightSign
 from .onnxruntime_lowering import lower
@@ -74,6 +75,7 @@ def onnxruntime(encoding: Encoding, weight_sign: WeightSign, device: Device = "c
         Pass("share_lowered", share_subexpressions),
         Pass("fuse_residual_norms", fuse_residual_norms),
         Pass("remove_unused", remove_unused),
+        Pass("draft_on_demand", draft_on_demand),
     )
 
 

@@ -153,9 +153,7 @@ def hash_file(path: Path, *, sync: bool = False) -> FileEntry:
 
 def encode(manifest: Manifest) -> bytes:
     """The text of manifest.json, with its checksum."""
-    # A graphspec that does not know the field reads every bundle that has no need of it.
-    left_out = {"checksum"} | ({"fewest_tokens"} if manifest.fewest_tokens == 1 else set())
-    fields = manifest.model_dump(mode="json", exclude=left_out)
+    fields = manifest.model_dump(mode="json", exclude={"checksum"})
     return json.dumps(fields | {"checksum": input_key(fields)}, indent=2, allow_nan=False).encode() + b"\n"
 
 

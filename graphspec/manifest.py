@@ -200,8 +200,9 @@ class Manifest(_Part):
     row_invariant: bool | None = None
     """Whether a row's result was found bit-equal in every batch and width on the build machine; None: not
     checked."""
-    fewest_tokens: Count = 1
-    """Tokens of a step, all rows together, below which products take another path: what has fewer is padded."""
+    fewest_tokens: Annotated[Count, Field(exclude_if=lambda fewest: fewest == 1)] = 1
+    """Tokens of a step, all rows together, below which products take another path: what has fewer is padded. Not
+    written where it is 1: a graphspec that does not know the field reads every bundle that has no need of it."""
     graphs: Annotated[tuple[Graph, ...], Field(min_length=1)]
     states: tuple[StateSpec, ...]
     files: Mapping[RelativePath, FileEntry]

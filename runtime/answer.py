@@ -109,8 +109,9 @@ class Answer:
         """Prompt tokens whose probability is not known yet."""
         return self.prompt[len(self.prompt_logprobs) :]
 
-    def chunks(self, slot: int, size: int) -> Iterator[Chunk]:
-        """What of the prompt is not in the cache, in chunks; the last one commits the first token."""
+    def chunks(self, slot: int, size: int, *, num_drafts: int | None = None) -> Iterator[Chunk]:
+        """What of the prompt is not in the cache, in chunks; the last one commits the first token, and drafts
+        `num_drafts` more (None: K)."""
         if self.reads_prompt:
             size = min(size, _MOST_LOGITS)
         for start in range(self.num_cached_tokens, len(self.prompt), size):
@@ -118,7 +119,7 @@ class Answer:
             following = self.prompt[end] if end < len(self.prompt) else NO_TOKEN
             tokens = self.prompt[start:end]
             num_logits = len(tokens) if self.reads_prompt else int(self.wants_logits and following == NO_TOKEN)
-            yield Chunk(slot=slot, tokens=tokens, next_token=following, num_logits=num_logits)
+            yield Chunk(slot=slot, tokens=tokens, next_token=following, num_logits=num_logits, num_drafts=num_drafts)
 
     def read_prompt(self, logits: Logits | None) -> Logits | None:
         """Takes from a chunk's logits f32[R, V] what they say of the prompt's tokens → the rows left."""

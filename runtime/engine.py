@@ -32,6 +32,8 @@ class Chunk:
     """The prompt token after them, or NO_TOKEN: they end the prompt, commit the target's token."""
     num_logits: int = 0
     """The result has the logits after this many of them, the last ones."""
+    num_drafts: int | None = None
+    """As of a step, where they end the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class StepResult:
     committed: NDArray[np.int64]
     """i64[n, W+1]: accepted drafts, the target's own token, then -1."""
     drafts: NDArray[np.int64]
-    """i64[n, K]: proposed for after them; -1: none."""
+    """i64[n, d]: proposed for after them; -1: none. As many as were asked for, or K."""
     logits: Logits | None = None
     """f32[n, W+1, V]: what each committed token was drawn from; of a chunk, f32[1, num_logits, V]. None: not asked
     for."""
@@ -85,6 +87,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def drafts_on_demand(self) -> bool:
+        """Whether a step that is asked for fewer drafts is the shorter for it."""
+        ...
+
+    @property
     def num_places(self) -> int:
         """Numbers that `copy` takes: 0, it copies nothing; else the slots, and after them places that hold a row's
         caches until they are needed."""
@@ -104,9 +111,9 @@ class Engine(Protocol):
         """Runs prompt tokens of one row."""
         ...
 
-    def step(self, slots: Sequence[int], width: int, *, logits: bool = False) -> Pending:
-        """Verifies `width` drafts in each of the rows and drafts anew. `logits`: the result has them, which only
-        bundles with the capability "logprobs" give."""
+    def step(self, slots: Sequence[int], width: int, *, num_drafts: int | None = None, logits: bool = False) -> Pending:
+        """Verifies `width` drafts in each of the rows and drafts anew, `num_drafts` tokens or more (None: K).
+        `logits`: the result has them, which only bundles with the capability "logprobs" give."""
         ...
 
     def drafts(self, slot: int) -> NDArray[np.int64]:

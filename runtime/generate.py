@@ -40,7 +40,7 @@ class LoadedBundle:
         self._loop = Loop(
             engine,
             Policy(overlap=False, prompts_first=True, reuse_prefixes=False),
-            widths=AdaptiveWidths(bundle.manifest.widths),
+            widths=AdaptiveWidths(bundle.manifest.widths, on_demand=engine.drafts_on_demand),
         )
         self._in_turn = self._closed = False
         self._turned = Condition()

@@ -25,7 +25,7 @@ from .prefixes import Copy, Prefixes
 from .refusals import DeadlineError
 from .rows import BatchReport, RequestReport, Row
 from .sampling import uniform_table
-from .width_policy import AUTO, WidthPolicy
+from .width_policy import AUTO, Choice, WidthPolicy
 
 TIMEOUT = "timeout"
 """Why an answer ended that its deadline cut short."""
@@ -56,6 +56,8 @@ class _Launch:
     pending: Pending
     rows: tuple[Row, ...]
     width: int
+    num_drafts: int | None
+    """Asked for."""
     commits: bool
     """False: a chunk in the middle of a prompt."""
     is_step: bool
@@ -213,7 +215,8 @@ class Loop:
             self._deliver(row, answer.end())
             return
         try:
-            row.chunks = deque(answer.chunks(row.slot, row.chunk_size))
+            num_drafts = row.width if isinstance(row.width, int) else None
+            row.chunks = deque(answer.chunks(row.slot, row.chunk_size, num_drafts=num_drafts))
             table = uniform_table(answer.seed, self._engine.capacity)
             self._engine.admit(row.slot, answer.params, table, kept=answer.num_cached_tokens)
         except Exception as error:
@@ -234,27 +237,31 @@ class Loop:
         for row in self._prefilling():
             while row.chunks and not (row.cancelled or row.done):
                 chunk = row.chunks.popleft()
-                yield from self._try((row,), None, partial(self._engine.prefill, chunk), commits=not row.chunks)
+                launch = partial(self._engine.prefill, chunk)
+                yield from self._try((row,), None, chunk.num_drafts, launch, commits=not row.chunks)
                 if not self._policy.prompts_first:
                     break
         ready = [row for row in self._running if row.has_more]
         each = self._each_width(ready)
-        for width in sorted(set(each.values())):
-            rows = tuple(sorted((row for row in ready if each[row] == width), key=lambda row: row.slot))
+        for width in sorted({chosen.width for chosen in each.values()}):
+            rows = tuple(sorted((row for row in ready if each[row].width == width), key=lambda row: row.slot))
             slots = [row.slot for row in rows]
+            num_drafts = max(each[row].num_drafts for row in rows)
             logits = any(row.answer.wants_logits for row in rows)
-            yield from self._try(rows, width, partial(self._engine.step, slots, width, logits=logits))
+            launch = partial(self._engine.step, slots, width, num_drafts=num_drafts, logits=logits)
+            yield from self._try(rows, width, num_drafts, launch)
 
-    def _each_width(self, ready: Sequence[Row]) -> dict[Row, int]:
-        """Of the steps of these rows."""
+    def _each_width(self, ready: Sequence[Row]) -> dict[Row, Choice]:
+        """Of the steps of these rows; drafts are for a next step that is as wide, where the policy knows no better."""
         open_rows = [row.candidate for row in ready if row.width == AUTO]
-        chosen = self._widths.choose(open_rows) if self._widths and open_rows else 0
-        found = dict[Row, int]()
+        chosen = self._widths.choose(open_rows) if self._widths and open_rows else Choice(0, 0)
+        found = dict[Row, Choice]()
         for row in ready:
-            if isinstance(row.width, int):
-                found[row] = row.width
+            if row.width == AUTO:
+                found[row] = chosen
             else:
-                found[row] = chosen if row.width == AUTO else row.width.at(len(ready))
+                width = row.width if isinstance(row.width, int) else row.width.at(len(ready))
+                found[row] = Choice(width, width)
         return found
 
     def _prefilling(self) -> list[Row]:
@@ -267,7 +274,13 @@ class Loop:
         return rows[:1] if self._oldest_first else [min(rows, key=lambda row: len(row.chunks or ()))]
 
     def _try(
-        self, rows: tuple[Row, ...], width: int | None, launch: Callable[[], Pending], *, commits: bool = True
+        self,
+        rows: tuple[Row, ...],
+        width: int | None,
+        num_drafts: int | None,
+        launch: Callable[[], Pending],
+        *,
+        commits: bool = True,
     ) -> Iterator[_Launch]:
         longest, begun = max(row.length for row in rows), self._clock()
         try:
@@ -277,7 +290,7 @@ class Loop:
             return
         for row in rows:
             row.in_flight += commits
-        yield _Launch(pending, rows, width or 0, commits, width is not None, longest, begun)
+        yield _Launch(pending, rows, width or 0, num_drafts, commits, width is not None, longest, begun)
 
     def _read(self, launch: _Launch) -> None:
         try:
@@ -328,8 +341,14 @@ class Loop:
         now, earlier = self._clock(), self._newest_read
         self._newest_read = now
         if self._widths and launch.is_step:
+            assert launch.num_drafts is not None
             seconds = now - max(launch.begun, earlier) if measured is None else measured
-            self._widths.timed(width=launch.width, num_rows=len(launch.rows), longest=launch.longest, seconds=seconds)
+            self._widths.timed(
+                Choice(launch.width, launch.num_drafts),
+                num_rows=len(launch.rows),
+                longest=launch.longest,
+                seconds=seconds,
+            )
 
     def _deliver(self, row: Row, pieces: Iterable[Piece]) -> None:
         if row.answer.ended:

@@ -29,12 +29,15 @@ Array = NDArray[Any]
 
 _RESULTS = ("accepted", "committed", "next_tokens", "next_kv_len")
 _LOGITS = "logits"
+NUM_DRAFTS = "num_drafts"
+"""Input of a graph that drafts on demand: i64[], how many."""
 _SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "uniform"})
 """Inputs of a graph that samples."""
 _PLACES = 1024
 """Beside the slots."""
 _NEEDED = frozenset({"tokens", "kv_len", "n_tokens", "n_known", "next_token", "verify_offsets", "key_positions"})
 """Inputs of every graph, beside its states."""
+_KNOWN = _NEEDED | _SAMPLING | {NUM_DRAFTS}
 _TYPES = {
     f"tensor({theirs})": ours
     for theirs, ours in (("float", "float32"), ("float16", "float16"), ("int64", "int64"), ("int32", "int32"))
@@ -81,6 +84,11 @@ class OnnxRuntimeEngine:
         self._warm_up()
 
     @property
+    def drafts_on_demand(self) -> bool:
+        """Where the drafter has weights; not in bundles made before there was a choice."""
+        return NUM_DRAFTS in self._inputs
+
+    @property
     def num_places(self) -> int:
         """As many as anybody could fill, in the memory of a CPU."""
         return 0 if self._is_cuda else self.num_slots + _PLACES
@@ -97,9 +105,9 @@ class OnnxRuntimeEngine:
         """Runs the chunk's tokens in one step of that one row."""
         return self._device.submit(self._prefill, chunk)
 
-    def step(self, slots: Sequence[int], width: int, *, logits: bool = False) -> Pending:
+    def step(self, slots: Sequence[int], width: int, *, num_drafts: int | None = None, logits: bool = False) -> Pending:
         """Verifies `width` drafts in each of the rows and drafts anew."""
-        return self._device.submit(self._step, tuple(slots), width, logits)
+        return self._device.submit(self._step, tuple(slots), width, num_drafts, logits)
 
     def drafts(self, slot: int) -> NDArray[np.int64]:
         """Waits for what was launched."""
@@ -140,14 +148,17 @@ class OnnxRuntimeEngine:
         placed = self._caches.place((chunk.slot,), self._kv_len, self._ahead(columns), alone=True)
         tokens = np.full((1, columns), NO_TOKEN)
         tokens[0, :length] = chunk.tokens
-        return self._run((chunk.slot,), tokens, placed, offsets=offsets, counts=counts, logits=chunk.num_logits > 0)
+        num_drafts = chunk.num_drafts if chunk.next_token == NO_TOKEN else 0
+        logits = chunk.num_logits > 0
+        return self._run((chunk.slot,), tokens, placed, num_drafts, offsets=offsets, counts=counts, logits=logits)
 
-    def _step(self, slots: tuple[int, ...], width: int, logits: bool) -> StepResult:
+    def _step(self, slots: tuple[int, ...], width: int, num_drafts: int | None, logits: bool) -> StepResult:
         columns = self._columns(len(slots), width + 1)
         placed = self._caches.place(slots, self._kv_len, self._ahead(columns), alone=False)
         tokens = self._tokens[placed.slots.start : placed.slots.stop, :columns]
         counts = {"n_tokens": width + 1, "n_known": 1, "next_token": NO_TOKEN}
-        return self._run(slots, tokens, placed, offsets=np.arange(width + 1), counts=counts, logits=logits)
+        offsets = np.arange(width + 1)
+        return self._run(slots, tokens, placed, num_drafts, offsets=offsets, counts=counts, logits=logits)
 
     def _columns(self, rows: int, length: int) -> int:
         """Tokens to run of each row for `length` real ones; the others are padding."""
@@ -162,6 +173,7 @@ class OnnxRuntimeEngine:
         slots: tuple[int, ...],
         tokens: Array,
         placed: Placed,
+        num_drafts: int | None,
         *,
         offsets: Array,
         counts: dict[str, int],
@@ -176,6 +188,8 @@ class OnnxRuntimeEngine:
         feeds["kv_len"] = placed.lengths
         feeds["verify_offsets"] = offsets
         feeds["key_positions"] = np.arange(placed.visible)
+        asked = self._width if num_drafts is None or not self.drafts_on_demand else num_drafts
+        feeds[NUM_DRAFTS] = np.array(asked)
         binding = self._binding(placed, logits)
         for name in self._inputs & feeds.keys():
             binding.bind_cpu_input(name, feeds[name])
@@ -196,7 +210,7 @@ class OnnxRuntimeEngine:
             slots=slots,
             accepted=accepted[inside],
             committed=committed[inside, -offsets[0] :],
-            drafts=next_tokens[inside, 1:],
+            drafts=next_tokens[inside, 1 : asked + 1],
             logits=wanted,
             seconds=seconds,
         )
@@ -298,7 +312,7 @@ def _check_interface(session: Any, bundle: Bundle, graph: Graph) -> None:
         real = {value.name: (_TYPES.get(value.type, value.type), tuple(value.shape)) for value in found}
         problems += [f"{what} {name}" for name in sorted(said.keys() | real) if said.get(name) != real.get(name)]
     problems += [f"input {name}" for name in sorted(_NEEDED - {spec.name for spec in graph.inputs})]
-    problems += [f"input {spec.name}" for spec in graph.inputs if spec.name not in states | _NEEDED | _SAMPLING]
+    problems += [f"input {spec.name}" for spec in graph.inputs if spec.name not in states | _KNOWN]
     needed = (*_RESULTS, _LOGITS) if "logprobs" in manifest.capabilities else _RESULTS
     problems += [f"output {name}" for name in needed if name not in {spec.name for spec in graph.outputs}]
     samples = {spec.name for spec in graph.inputs} & _SAMPLING

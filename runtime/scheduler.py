@@ -87,7 +87,7 @@ class Scheduler:
                 overlap=overlap,
                 most_stored=store_bytes(bundle, prefix_store) // max(bytes_per_token(bundle.manifest), 1),
             ),
-            widths=AdaptiveWidths(bundle.manifest.widths),
+            widths=AdaptiveWidths(bundle.manifest.widths, on_demand=bundle.engine.drafts_on_demand),
             on_batch=on_batch,
             on_answer=on_answer,
             on_failure=_log_failure,

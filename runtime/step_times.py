@@ -3,7 +3,7 @@
 Of the steps of so many rows:  seconds = cost of the width + slope · longest row
 
 The slope is common to all widths, so that one which was last used in a short context is not taken for a cheap one.
-Costs are medians: a machine with other work to do has slow steps now and then.
+Costs are lower quartiles: a machine with other work to do has slow steps now and then, and no fast ones.
 """
 
 from __future__ import annotations
@@ -101,9 +101,15 @@ def costs(samples: Mapping[int, Iterable[tuple[float, float]]]) -> dict[int, flo
     slope = _slope(listed.values())
     mean = fmean(length for pairs in listed.values() for length, _ in pairs)
     return {
-        width: max(median(seconds - slope * (length - mean) for length, seconds in pairs[-_NEWEST:]), 1e-9)
+        width: max(_quartile(seconds - slope * (length - mean) for length, seconds in pairs[-_NEWEST:]), 1e-9)
         for width, pairs in listed.items()
     }
+
+
+def _quartile(values: Iterable[float]) -> float:
+    """The lower one; the least of up to four."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 4]
 
 
 def _slope(groups: Iterable[list[tuple[float, float]]]) -> float:

@@ -72,6 +72,11 @@ class TensorRtEngine:
         self._rows.reset_all()
 
     @property
+    def drafts_on_demand(self) -> bool:
+        """No: a step is one graph, whatever is done with its drafts."""
+        return False
+
+    @property
     def num_places(self) -> int:
         """The slots: nothing is kept on the host."""
         return self.num_slots
@@ -84,8 +89,15 @@ class TensorRtEngine:
         """Ordered behind what was launched before."""
         self._rows.admit(slot, params, uniform, kept)
 
-    def step(self, slots: Sequence[int], width: int, *, logits: bool = False) -> Pending:
-        """Verifies `width` drafts in each of the rows and drafts anew."""
+    def step(
+        self,
+        slots: Sequence[int],
+        width: int,
+        *,
+        num_drafts: int | None = None,  # noqa: ARG002
+        logits: bool = False,
+    ) -> Pending:
+        """Verifies `width` drafts in each of the rows and drafts K anew."""
         _refuse_logits(logits)
         chosen = tuple(slots)
         bucket = self._bucket(max(chosen) + 1)

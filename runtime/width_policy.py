@@ -5,8 +5,9 @@
 
 Drafts that a step does not verify are no loss to the statistics: every step tells the host what it proposed, and the
 tokens that are committed later tell which of it was right, at any width (the token at a position depends on no draft,
-design §4.1). So nothing is to be explored but times. What is known of a row is a step old where steps are launched
-before the last one is read; chances are learned by what was known when the step was launched.
+design §4.1). So nothing is to be explored but times, and drafts where a step proposes no more than the next one will
+verify: now and then it proposes all. What is known of a row is a step old where steps are launched before the last one
+is read; chances are learned by what was known when the step was launched.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from operator import mul
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from graphspec.errors import RequestError
 from graphspec.verify_width import WidthSchedule
@@ -36,6 +37,8 @@ _REMEMBERED, _REMEMBERED_OF_ROW = 512, 32
 """Trials of a draft that its chance rests on, of the engine and of a request."""
 _WEIGHT_OF_ALL = 6.0
 """Trials that the engine's chance is worth in a request's."""
+_ALL_DRAFTS_EVERY = 16
+"""Steps, of which one proposes all drafts: what those are worth that are seldom asked for is known by that."""
 _UNKNOWN = 0.5, 2.0
 """A chance before anything is known, and the trials that it is worth."""
 
@@ -103,6 +106,10 @@ class History:
     chances: Chances = field(default_factory=lambda: Chances(_REMEMBERED_OF_ROW))
     drafts: tuple[int, ...] | None = None
     """The newest that are known, without those that are none; None: nothing was read yet."""
+    num_proposed: int = 1
+    """Those with what is none; 0: none was asked for."""
+    num_asked: int | None = None
+    """Of the step launched last; None: all."""
     launched: deque[tuple[int, bool]] = field(default_factory=deque)
     """Of each step in flight: the case, and whether its drafts were known."""
     trials: list[_Trial] = field(default_factory=list)
@@ -112,7 +119,7 @@ class History:
     @property
     def case(self) -> int:
         """Those that the chances of the next step are told apart by."""
-        if self.drafts is None:
+        if self.drafts is None or not self.num_proposed:
             return _COLD
         return _COLD + sum(self.streak >= least for least in _STREAKS) if self.drafts else _NOTHING
 
@@ -128,18 +135,26 @@ class Candidate:
     """Whether everything launched for it was read: its drafts are known then."""
 
 
+class Choice(NamedTuple):
+    """Of a step."""
+
+    width: int
+    num_drafts: int
+    """To propose at least: the width that the step after it is expected to have."""
+
+
 class WidthPolicy(Protocol):
     """What a loop asks for the widths of rows that name none."""
 
-    def choose(self, rows: Sequence[Candidate]) -> int:
-        """The width of the step of these rows that is launched next."""
+    def choose(self, rows: Sequence[Candidate]) -> Choice:
+        """Of the step of these rows that is launched next."""
         ...
 
     def read(self, history: History, tokens: Sequence[int], drafts: Sequence[int]) -> None:
-        """A row's prompt, or a step of it, was read: what it committed, and its K new drafts (-1: none)."""
+        """A row's prompt, or a step of it, was read: what it committed, and its new drafts (-1: none)."""
         ...
 
-    def timed(self, *, width: int, num_rows: int, longest: int, seconds: float) -> None:
+    def timed(self, choice: Choice, *, num_rows: int, longest: int, seconds: float) -> None:
         """A step took so long; `longest`: positions of its longest row."""
         ...
 
@@ -147,36 +162,47 @@ class WidthPolicy(Protocol):
 class AdaptiveWidths:
     """The policy "auto", for one engine."""
 
-    def __init__(self, widths: Sequence[int]) -> None:
-        """`widths`: those of the bundle, ascending."""
-        self._widths = tuple(widths)
+    def __init__(self, widths: Sequence[int], *, on_demand: bool = False) -> None:
+        """`widths`: those of the bundle, ascending. `on_demand`: a draft that is not asked for costs nothing."""
+        self._widths, self._on_demand = tuple(widths), on_demand
+        self._steps = 0
         self._chances = Chances(_REMEMBERED)
         self._times = StepTimes()
 
-    def choose(self, rows: Sequence[Candidate]) -> int:
+    def choose(self, rows: Sequence[Candidate]) -> Choice:
         """One width for all rows, now and then one whose time is to be known better."""
-        width = self._times.probe(self._widths, len(rows))
-        if width is None:
-            width = best_width([self._survival(row) for row in rows], self._times.of(self._widths, len(rows)))
+        self._steps += 1
+        seconds, probed = self._times.of(self._widths, len(rows)), self._times.probe(self._widths, len(rows))
+        width = best_width([self._survival(row) for row in rows], seconds) if probed is None else probed
+        if not self._on_demand or self._steps % _ALL_DRAFTS_EVERY == 0:
+            num_drafts = self._widths[-1]
+        elif probed is not None:
+            num_drafts = probed  # what is timed is a step among others of its width
+        else:
+            num_drafts = best_width([self._chances_of(row, self._widths[-1]) for row in rows], seconds)
         for row in rows:
             row.history.launched.append((row.history.case, row.read))
-        return width
+            row.history.num_asked = num_drafts
+        return Choice(width, num_drafts)
 
     def read(self, history: History, tokens: Sequence[int], drafts: Sequence[int]) -> None:
         """Judges the drafts that are waiting for these tokens."""
         if history.drafts is not None:
             case, known = history.launched.popleft()
-            missing = 0 if known else len(drafts) - len(history.drafts)
+            missing = 0 if known else history.num_proposed - len(history.drafts)
             newest = _Trial((*history.drafts, *[NO_TOKEN] * missing), case)
             for trial in (waiting := [*history.trials, newest]):
                 self._judge(trial, history.chances, tokens)
             history.trials = [one for one in waiting if not one.missed and one.judged < len(one.drafts)]
             history.streak = history.streak + len(tokens) if newest.drafts and not newest.missed else 0
         history.drafts = tuple(takewhile(lambda draft: draft != NO_TOKEN, drafts))
+        history.num_proposed = len(drafts)
 
-    def timed(self, *, width: int, num_rows: int, longest: int, seconds: float) -> None:
-        """Notes it."""
-        self._times.add(width=width, num_rows=num_rows, longest=longest, seconds=seconds)
+    def timed(self, choice: Choice, *, num_rows: int, longest: int, seconds: float) -> None:
+        """Notes it, if it tells what steps of its width cost."""
+        width, num_drafts = choice
+        if num_drafts == width or not self._on_demand:
+            self._times.add(width=width, num_rows=num_rows, longest=longest, seconds=seconds)
 
     def _judge(self, trial: _Trial, own: Chances, tokens: Sequence[int]) -> None:
         for token, draft in zip(tokens, trial.drafts[trial.judged :], strict=False):
@@ -190,8 +216,12 @@ class AdaptiveWidths:
     def _survival(self, row: Candidate) -> list[float]:
         """For each draft that may count, how likely it is accepted."""
         history = row.history
-        known = len(history.drafts or ()) if row.read else self._widths[-1]
-        case = history.case
+        asked = self._widths[-1] if history.num_asked is None else history.num_asked
+        return self._chances_of(row, len(history.drafts or ()) if row.read else asked)
+
+    def _chances_of(self, row: Candidate, known: int) -> list[float]:
+        """The same if so many were proposed."""
+        history, case = row.history, row.history.case
         chances = [
             history.chances.at(case, position, self._chances.at(case, position, *_UNKNOWN), _WEIGHT_OF_ALL)
             for position in range(min(known, self._widths[-1], max(row.left - 1, 0)))

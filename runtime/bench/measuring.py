@@ -144,7 +144,10 @@ def measure(
     """Every prompt in every case. Prompt number i has the seed i, in each of them. Raises GraphspecError."""
     measured = {case: Measured() for case in cases}
     # What one answer teaches, the next one knows, as in a server that has run for a while.
-    policies = {case: AdaptiveWidths(bundle.manifest.widths) for case in cases if case.width == AUTO}
+    on_demand = bundle.engine.drafts_on_demand
+    policies = {
+        case: AdaptiveWidths(bundle.manifest.widths, on_demand=on_demand) for case in cases if case.width == AUTO
+    }
     short = replace(params, max_new_tokens=min(params.max_new_tokens or 1, _WARM_UP_TOKENS))
     runs = list(_runs(asked, cases))
     on_progress(0, len(runs))
@@ -182,7 +185,7 @@ def steps_alone(bundle: LoadedBundle, asked: Sequence[Asked], batch: int, width:
     timed = min(_BURST_STEPS, (bundle.manifest.max_length - 1) // (bundle.manifest.widths[-1] + 1) - 1)
     for number in range(timed + 1):
         begun = time.perf_counter()
-        engine.step(range(batch), width).result()
+        engine.step(range(batch), width, num_drafts=width).result()
         if number:
             seconds.append(time.perf_counter() - begun)
     return seconds

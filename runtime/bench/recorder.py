@@ -62,6 +62,11 @@ class Recorder:
         return self._engine.capacity
 
     @property
+    def drafts_on_demand(self) -> bool:
+        """The engine's."""
+        return self._engine.drafts_on_demand
+
+    @property
     def num_places(self) -> int:
         """None: every prompt is to be run."""
         return 0
@@ -80,12 +85,13 @@ class Recorder:
         self._enter("prompts")
         return _Noted(self._engine.prefill(chunk), self.times, "prompts")
 
-    def step(self, slots: Sequence[int], width: int, *, logits: bool = False) -> Pending:
+    def step(self, slots: Sequence[int], width: int, *, num_drafts: int | None = None, logits: bool = False) -> Pending:
         """The step's time begins."""
         self._enter("steps")
         self.times.steps += 1
         self.times.rows += len(slots)
-        return _Noted(self._engine.step(slots, width, logits=logits), self.times, "steps")
+        launched = self._engine.step(slots, width, num_drafts=num_drafts, logits=logits)
+        return _Noted(launched, self.times, "steps")
 
     def drafts(self, slot: int) -> NDArray[np.int64]:
         """The engine's."""

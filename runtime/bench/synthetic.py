@@ -147,9 +147,9 @@ class SyntheticRecorder(Recorder):
         pending = super().prefill(chunk)
         return pending if chunk.next_token != NO_TOKEN else _Replaced(pending, self._replace)
 
-    def step(self, slots: Sequence[int], width: int, *, logits: bool = False) -> Pending:
+    def step(self, slots: Sequence[int], width: int, *, num_drafts: int | None = None, logits: bool = False) -> Pending:
         """Verifies what was put there, and drafts anew for nothing."""
-        return _Replaced(super().step(slots, width, logits=logits), self._replace)
+        return _Replaced(super().step(slots, width, num_drafts=num_drafts, logits=logits), self._replace)
 
     def _replace(self, result: StepResult) -> StepResult:
         drafts = np.empty_like(result.drafts)
@@ -157,8 +157,9 @@ class SyntheticRecorder(Recorder):
             row = self._rows[slot]
             row.count += len(result.tokens(index))
             # The target's own token may be one beyond what the answer took.
-            drafts[index] = row.drafts[min(row.count, len(row.drafts) - 1)]
-            self._taking.replace_drafts(slot, drafts[index])
+            proposed = row.drafts[min(row.count, len(row.drafts) - 1)]
+            drafts[index] = proposed[: drafts.shape[1]]
+            self._taking.replace_drafts(slot, proposed)
         return replace(result, drafts=drafts)
 
 

@@ -201,6 +201,7 @@ def test_every_pass_of_the_cpu_pipeline_is_tested_here() -> None:
         "lower",  # test_onnxruntime_lowering.py
         "share_lowered",
         "fuse_residual_norms",
+        "draft_on_demand",  # test_drafting.py
     }
 
 

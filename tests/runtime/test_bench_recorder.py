@@ -42,6 +42,7 @@ class Scripted:
     num_slots: int = 8
     capacity: int = 64
     num_places: int = 16
+    drafts_on_demand: bool = True
     calls: list[tuple[object, ...]] = field(default_factory=list)
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -55,8 +56,8 @@ class Scripted:
         self.calls.append(("prefill", chunk))
         return Done(self.seconds.pop(0))
 
-    def step(self, slots: Sequence[int], width: int, *, logits: bool = False) -> Done:
-        self.calls.append(("step", tuple(slots), width, logits))
+    def step(self, slots: Sequence[int], width: int, *, num_drafts: int | None = None, logits: bool = False) -> Done:
+        self.calls.append(("step", tuple(slots), width, num_drafts, logits))
         return Done(self.seconds.pop(0))
 
     def drafts(self, slot: int) -> NDArray[np.int64]:
@@ -93,8 +94,8 @@ def test_it_is_the_engine_with_fewer_slots() -> None:
     assert (recorder.num_slots, recorder.capacity, recorder.num_places) == (2, 64, 0)
     assert recorder.drafts(5).tolist() == [5, 5]
     recorder.copy(1, 2, 3)
-    recorder.step([1], 2, logits=True)
-    assert engine.calls == [("copy", 1, 2, 3), ("step", (1,), 2, True)]
+    recorder.step([1], 2, num_drafts=1, logits=True)
+    assert engine.calls == [("copy", 1, 2, 3), ("step", (1,), 2, 1, True)]
 
 
 def test_times_that_the_engine_does_not_tell_are_counted_as_unknown() -> None:

@@ -15,7 +15,7 @@ from pairs import MAX_LENGTH, NAMES, K, Pairs
 
 from graphspec.bundle import Host, open_bundle
 from graphspec.errors import EngineError
-from graphspec.runtime.engine import Chunk, Engine
+from graphspec.runtime.engine import NO_TOKEN, Chunk, Engine
 from graphspec.runtime.loading import open_engine
 from graphspec.runtime.onnxruntime_engine import OnnxRuntimeEngine, host
 from graphspec.runtime.sampling import uniform_table
@@ -87,6 +87,31 @@ def assert_same_drafts(engine: Engine, loops: Sequence[EagerLoop]) -> None:
     for slot, loop in enumerate(loops):
         (row,) = loop.rows
         assert engine.drafts(slot).tolist() == [row.tokens[-1], *row.drafts]
+
+
+@pytest.mark.parametrize(("kind", "name"), [*((KINDS[0], name) for name in NAMES), (KINDS[1], NAMES[1])])
+def test_a_row_that_is_asked_for_fewer_drafts_has_the_first_of_them(pairs: Pairs, kind: str, name: str) -> None:
+    """And commits the same tokens: its next step verifies what was not drafted as wrong."""
+    engine = opened(pairs, kind, name, num_slots=K + 1)
+    assert engine.drafts_on_demand == (kind == KINDS[0] and "Ngram" not in name)
+    for slot in range(K + 1):
+        admit(engine, slot, PROMPTS[3], PARAMS[1]).result()
+    tokens: list[list[int]] = [[] for _ in range(K + 1)]
+    for _ in range(5):
+        full = engine.step([K], K).result()
+        tokens[K] += full.tokens(0)
+    for slot in range(K):
+        while len(tokens[slot]) < len(tokens[K]):
+            result = engine.step([slot], K, num_drafts=slot).result()
+            tokens[slot] += result.tokens(0)
+            assert len(result.drafts_of(0)) == (slot if engine.drafts_on_demand else K)
+        common = min(len(tokens[slot]), len(tokens[K]))
+        assert tokens[slot][:common] == tokens[K][:common]
+        if len(tokens[slot]) == len(tokens[K]):
+            assert result.drafts_of(0)[:slot] == full.drafts_of(0)[:slot]
+            assert {NO_TOKEN, *full.drafts_of(0)} >= {*engine.drafts(slot).tolist()[1 + slot :]}
+    assert any(len(tokens[slot]) == len(tokens[K]) for slot in range(K))
+    engine.close()
 
 
 def test_steps_may_be_launched_before_earlier_ones_are_read(engine: Engine) -> None:

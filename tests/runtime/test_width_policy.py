@@ -21,6 +21,7 @@ from graphspec.runtime.width_policy import (
     AUTO,
     AdaptiveWidths,
     Candidate,
+    Choice,
     History,
     WidthPolicy,
     best_width,
@@ -93,41 +94,48 @@ def test_a_row_that_proposes_nothing_is_worth_nothing_where_that_is_known_in_tim
     history = history_after(policy, [([1], [2] * K), *[([2] * (K + 1), [2] * K)] * 30, ([2], [NO_TOKEN] * K)])
     fresh = History(drafts=(), streak=9)
     for each in (history, fresh):
-        assert policy.choose([Candidate(each, 100, read=True)]) == 0
-    assert policy.choose([Candidate(History(drafts=(2,) * K, streak=9), 100, read=True)]) == K
+        assert policy.choose([Candidate(each, 100, read=True)]).width == 0
+    assert policy.choose([Candidate(History(drafts=(2,) * K, streak=9), 100, read=True)]).width == K
 
 
 def test_what_the_answer_cannot_take_is_not_verified() -> None:
     policy = AdaptiveWidths(WIDTHS)
     history = history_after(policy, [([1], [2] * K), *[([2] * (K + 1), [2] * K)] * 3])
-    assert [policy.choose([Candidate(history, left, read=True)]) for left in (1, 3, 20)] == [0, 2, K]
+    assert [policy.choose([Candidate(history, left, read=True)]).width for left in (1, 3, 20)] == [0, 2, K]
 
 
 @dataclass
 class Coin:
-    """A row whose drafts are right with a chance each; `cost` of a step by its width, in seconds."""
+    """A row whose drafts are right with a chance each; `cost` of a step by its width, in seconds, and of each draft
+    that is asked for."""
 
     chance: Callable[[int], float]
     cost: Callable[[int], float]
+    draft_cost: float = 0.0
     noise: float = 0.05
     seed: int = 0
 
-    def run(self, policy: WidthPolicy | int, steps: int) -> float:
-        """→ seconds a token."""
+    def run(self, policy: WidthPolicy | int, steps: int, asked: list[int] | None = None) -> float:
+        """→ seconds a token; `asked` gets the drafts that each step was asked for."""
         draw, taken, tokens = random.Random(self.seed), 0.0, 0
         history, drafts = History(), [1] * K
         if not isinstance(policy, int):
             policy.read(history, [0], drafts)
         for step in range(steps):
-            width = policy if isinstance(policy, int) else policy.choose([Candidate(history, 10**6, read=True)])
+            width = num_drafts = policy if isinstance(policy, int) else 0
+            if not isinstance(policy, int):
+                width, num_drafts = policy.choose([Candidate(history, 10**6, read=True)])
             truth = [1 if draw.random() < self.chance(step) else 2 for _ in range(K + 1)]
-            accepted = next((i for i in range(width) if truth[i] != 1), width)
-            spent = self.cost(width)
+            verified = min(width, len(drafts))
+            accepted = next((i for i in range(verified) if truth[i] != 1), verified)
+            spent = self.cost(width) + num_drafts * self.draft_cost
+            drafts = [1] * num_drafts
+            (asked if asked is not None else []).append(num_drafts)
             seen = spent * (1 + draw.gauss(0, self.noise)) * (4 if draw.random() < 0.1 else 1)
             taken, tokens = taken + spent, tokens + accepted + 1
             if not isinstance(policy, int):
                 policy.read(history, truth[: accepted + 1], drafts)
-                policy.timed(width=width, num_rows=1, longest=step, seconds=seen)
+                policy.timed(Choice(width, num_drafts), num_rows=1, longest=step, seconds=seen)
         return taken / tokens
 
 
@@ -140,6 +148,27 @@ def test_it_is_nearly_as_fast_as_the_best_width(chance: float, each: float) -> N
     best = min(coin.run(width, steps) for width in WIDTHS)
     probes = BURST * (6 + steps / 256) / steps
     assert coin.run(AdaptiveWidths(WIDTHS), steps) <= (1.03 + probes * max(each * K, 1)) * best
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.1, 0.4, 0.7, 0.95])
+@pytest.mark.parametrize("each", [0.01, 0.1, 0.3])
+def test_it_is_so_too_where_only_drafts_that_are_asked_for_are_made(chance: float, each: float) -> None:
+    """Beside probes, one step in 16 asks for all of them."""
+    steps = 1500
+    coin = Coin(chance=lambda _: chance, cost=lambda width: 1 + each / 2 * width, draft_cost=each / 2)
+    best = min(coin.run(width, steps) for width in WIDTHS)
+    probes = BURST * (6 + steps / 256) / steps
+    adaptive = coin.run(AdaptiveWidths(WIDTHS, on_demand=True), steps)
+    assert adaptive <= (1.04 + probes * max(each * K, 1) + each / 2 * K / 16) * best
+
+
+def test_it_asks_for_the_drafts_that_it_is_going_to_verify() -> None:
+    """Of drafts that are always wrong it asks for none, and still notices when they become right."""
+    policy, asked = AdaptiveWidths(WIDTHS, on_demand=True), list[int]()
+    coin = Coin(chance=lambda step: float(step >= 1000), cost=lambda width: 1 + 0.1 * width, draft_cost=0.1)
+    coin.run(policy, 2000, asked)
+    assert sum(asked[500:1000]) / 500 < 0.1 * K
+    assert sum(asked[1500:]) / 500 > 0.8 * K
 
 
 def test_it_follows_drafts_that_get_better_and_worse() -> None:
@@ -155,18 +184,18 @@ class Anything:
         self._widths, self._draw = widths, random.Random(seed)
         self.used: set[int] = set()
 
-    def choose(self, rows: Sequence[Candidate]) -> int:
+    def choose(self, rows: Sequence[Candidate]) -> Choice:
         assert rows
         self.used.add(width := self._draw.choice(self._widths))
-        return width
+        return Choice(width, self._draw.choice(self._widths))
 
     def read(self, history: History, tokens: Sequence[int], drafts: Sequence[int]) -> None:
         assert history.drafts is None
         assert tokens
-        assert len(drafts) == 3
+        assert len(drafts) <= 3
 
-    def timed(self, *, width: int, num_rows: int, longest: int, seconds: float) -> None:
-        assert width in self._widths
+    def timed(self, choice: Choice, *, num_rows: int, longest: int, seconds: float) -> None:
+        assert {*choice} <= {*self._widths}
         assert num_rows <= 3
         assert seconds >= 0
         assert longest <= MAX_LENGTH + 12
@@ -190,13 +219,16 @@ def test_nor_where_requests_are_cancelled_or_late(scenario: Scenario, seed: int 
     assert all(right(asked) for asked in play(scenario, width=lambda _: AUTO, widths=policy).asked)
 
 
+@pytest.mark.parametrize("on_demand", [True, False])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_loop_steps_wide_while_drafts_are_right_and_not_at_all_while_they_are_wrong(overlap: bool) -> None:
+def test_a_loop_steps_wide_while_drafts_are_right_and_not_at_all_while_they_are_wrong(
+    overlap: bool, on_demand: bool
+) -> None:
     """On the virtual device every step takes as long, but one that verifies drafts a little longer."""
 
     def run(right: Callable[[int], bool]) -> list[int]:
-        device = VirtualDevice(right=right, num_drafts=K, step_time=1.0, draft_time=0.1)
-        driven = Driven(device, Policy(overlap=overlap), widths=AdaptiveWidths(WIDTHS))
+        device = VirtualDevice(right=right, num_drafts=K, step_time=1.0, draft_time=0.1, drafts_on_demand=on_demand)
+        driven = Driven(device, Policy(overlap=overlap), widths=AdaptiveWidths(WIDTHS, on_demand=on_demand))
         asked = driven.ask(width=AUTO, max_new_tokens=150, ignore_eos=True)
         driven.run()
         assert list(asked.generation.token_ids) == continuation(asked.prompt, 0, 150)

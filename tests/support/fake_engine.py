@@ -40,6 +40,10 @@ class FakeEngine:
         self._count = 0
 
     @property
+    def drafts_on_demand(self) -> bool:
+        return False
+
+    @property
     def num_places(self) -> int:
         return 0
 
@@ -56,7 +60,10 @@ class FakeEngine:
         number = 1 if chunk.next_token == NO_TOKEN else 0
         return self._launch("prefill", (chunk.slot,), 0, {chunk.slot: number})
 
-    def step(self, slots: Sequence[int], width: int, *, logits: bool = False) -> FakePending:
+    def step(
+        self, slots: Sequence[int], width: int, *, num_drafts: int | None = None, logits: bool = False
+    ) -> FakePending:
+        assert num_drafts is None or num_drafts >= 0
         assert not logits, "its bundle gives none"
         accepted = min(self.accept(self._count), width)
         return self._launch("step", tuple(slots), width, dict.fromkeys(slots, accepted + 1))

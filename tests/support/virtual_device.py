@@ -79,6 +79,8 @@ class VirtualDevice:
     step_time: float = 1.0
     draft_time: float = 0.0
     """What each draft verified adds to a step."""
+    drafts_on_demand: bool = False
+    """Proposes no more than it is asked for, and `draft_time` is what each of those adds too."""
     launch_time: float = 0.0
     """Seconds of the host for each launch."""
     right: Callable[[int], bool] = lambda position: position % 5 != 0
@@ -125,14 +127,18 @@ class VirtualDevice:
         tokens = [] if chunk.next_token != NO_TOKEN else [self._sample(row, row.cache)]
         if tokens:
             row.pending = tokens[0]
-            self._draft(row)
+            self._draft(row, self._count(chunk.num_drafts))
         return self._launched("prefill", (chunk.slot,), 0, self.prefill_time, [tokens])
 
-    def step(self, slots: Sequence[int], width: int, *, logits: bool = False) -> VirtualPending:
+    def step(
+        self, slots: Sequence[int], width: int, *, num_drafts: int | None = None, logits: bool = False
+    ) -> VirtualPending:
         assert not logits, "it has none"
         assert len(set(slots)) == len(slots) > 0
-        committed = [self._verify(self._rows[slot], width) for slot in slots]
-        return self._launched("step", tuple(slots), width, self.step_time + width * self.draft_time, committed)
+        asked = self._count(num_drafts)
+        committed = [self._verify(self._rows[slot], width, asked) for slot in slots]
+        seconds = self.step_time + (width + asked * self.drafts_on_demand) * self.draft_time
+        return self._launched("step", tuple(slots), width, seconds, committed)
 
     def drafts(self, slot: int) -> NDArray[np.int64]:
         return np.array([self._rows[slot].pending, *self._rows[slot].drafts])
@@ -140,7 +146,10 @@ class VirtualDevice:
     def close(self) -> None:
         raise AssertionError("the engine is its owner's")
 
-    def _verify(self, row: _Row, width: int) -> list[int]:
+    def _count(self, num_drafts: int | None) -> int:
+        return self.num_drafts if num_drafts is None or not self.drafts_on_demand else num_drafts
+
+    def _verify(self, row: _Row, width: int, asked: int) -> list[int]:
         assert row.pending >= 0, "a row was stepped before its prompt was read"
         assert len(row.cache) + 1 + width <= self.capacity, "written beyond the end of the cache"
         tokens, seen = list[int](), [*row.cache, row.pending]
@@ -150,12 +159,12 @@ class VirtualDevice:
                 break
         row.cache = [*seen, *tokens[:-1]]
         row.pending = tokens[-1]
-        self._draft(row)
+        self._draft(row, asked)
         return tokens
 
-    def _draft(self, row: _Row) -> None:
+    def _draft(self, row: _Row, count: int) -> None:
         seen, row.drafts = [*row.cache, row.pending], []
-        for _ in range(self.num_drafts):
+        for _ in range(count):
             token = self._sample(row, seen) if len(seen) < self.capacity else 0
             row.drafts.append(token if self.right(len(seen)) else (token + 1) % VOCABULARY)
             seen.append(row.drafts[-1])
@@ -173,7 +182,9 @@ class VirtualDevice:
         for line, found in zip(committed, tokens, strict=True):
             line[: len(found)] = found
         accepted = np.array([max(len(found) - 1, 0) for found in tokens], np.int64)
-        drafts = [self._rows[slot].drafts or [NO_TOKEN] * self.num_drafts for slot in slots]
+        drafts = [self._rows[slot].drafts for slot in slots]
+        if kind == "prefill" and not tokens[0]:
+            drafts = [[NO_TOKEN] * self.num_drafts]
         outcome = StepResult(slots=slots, accepted=accepted, committed=committed, drafts=np.array(drafts))
         return VirtualPending(self.clock, start + seconds, outcome, self.fails(len(self.spans) - 1))
 
