@@ -193,33 +193,41 @@ class OnnxRuntimeEngine:
         binding = self._binding(placed, logits)
         for name in self._inputs & feeds.keys():
             binding.bind_cpu_input(name, feeds[name])
-        for name in _RESULTS:
-            binding.bind_output(name)
-        wanted = self._bind_logits(binding, (len(tokens), len(offsets))) if logits else None
+        results = self._bind_results(binding, len(tokens), len(offsets), logits=logits)
         begun = time.perf_counter()
         self._session.run_with_iobinding(binding)
         seconds = time.perf_counter() - begun
-        accepted, committed, next_tokens, next_kv_len = (v.numpy() for v in binding.get_outputs()[: len(_RESULTS)])
         inside = [slot - rows.start for slot in slots]
-        self._tokens[list(slots)] = next_tokens[inside]
-        self._kv_len[list(slots)] = next_kv_len[inside]
-        if wanted is not None and inside != list(range(len(tokens))):
-            wanted = wanted[inside]
+        if inside != list(range(len(tokens))):
+            results = {name: values[inside] for name, values in results.items()}
+        chosen = list(slots)
+        self._tokens[chosen] = results["next_tokens"]
+        self._kv_len[chosen] = results["next_kv_len"]
         # Columns below offset 0 repeat the prompt.
         return StepResult(
             slots=slots,
-            accepted=accepted[inside],
-            committed=committed[inside, -offsets[0] :],
-            drafts=next_tokens[inside, 1 : asked + 1],
-            logits=wanted,
+            accepted=results["accepted"],
+            committed=results["committed"][:, -offsets[0] :],
+            drafts=results["next_tokens"][:, 1 : asked + 1],
+            logits=results.get(_LOGITS),
             seconds=seconds,
         )
 
-    def _bind_logits(self, binding: Any, shape: tuple[int, int]) -> Array:
-        """Memory of the step's own, which the caller keeps: f32[B, R, V]."""
-        logits = np.empty((*shape, self._vocabulary), np.float32)
-        binding.bind_output(_LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
-        return logits
+    def _bind_results(self, binding: Any, rows: int, asked: int, *, logits: bool) -> dict[str, Array]:
+        """Memory of the step's own, which the caller keeps. Were it the session's, every state would be wrapped to get
+        at these few."""
+        shapes: dict[str, tuple[int, ...]] = {
+            "accepted": (rows,),
+            "committed": (rows, asked),
+            "next_tokens": (rows, self._width + 1),
+            "next_kv_len": (rows,),
+        }
+        results: dict[str, Array] = {name: np.empty(shape, np.int64) for name, shape in shapes.items()}
+        if logits:
+            results[_LOGITS] = np.empty((rows, asked, self._vocabulary), np.float32)
+        for name, values in results.items():
+            binding.bind_output(name, "cpu", 0, values.dtype.type, values.shape, values.ctypes.data)
+        return results
 
     def _binding(self, placed: Placed, logits: bool) -> Any:
         """States and tables of a range of slots, bound until they move: the same memory as input and output. One for
@@ -230,8 +238,6 @@ class OnnxRuntimeEngine:
         if bound_at == moves:
             return binding
         binding = self._session.io_binding()
-        for result in _RESULTS:  # first, so that get_outputs starts with them
-            binding.bind_output(result)
         if "uniform" in self._inputs and not self._is_cuda:
             table = onnxruntime.OrtValue.ortvalue_from_numpy(self._uniform[slots.start : slots.stop])
             binding.bind_ortvalue_input("uniform", table)
