@@ -49,7 +49,7 @@ class BlockLowering:
         self._extended: dict[ir.Value, ir.Value] = {}
 
     def four_bits(self, x: ir.Value, weight: ir.Value, source: ir.TensorProtocol) -> ir.Value:
-        """x [B, T, K], weight [out, K] → [B, T, out]."""
+        """x [..., K], weight [out, K] → [..., out]."""
         outputs, inputs = static_shape(source)
         if x not in self._extended:
             self._extended[x] = self._with_means(x, inputs)
@@ -62,9 +62,20 @@ class BlockLowering:
 
     def _with_means(self, x: ir.Value, inputs: int) -> ir.Value:
         op, blocks = self._builder.op, inputs // BLOCK
-        means = op("AveragePool", [x], kernel_shape=[BLOCK], strides=[BLOCK])
         twice = np.eye(blocks, _padded(blocks), dtype=np.float32)
-        return op("Concat", [x, op("MatMul", [means, self._builder.constant(np.hstack([twice, twice]))])], axis=-1)
+        means = op("MatMul", [self._means(x), self._builder.constant(np.hstack([twice, twice]))])
+        return op("Concat", [x, means], axis=-1)
+
+    def _means(self, x: ir.Value) -> ir.Value:
+        """[..., K] → [..., K / 32]."""
+        assert x.shape is not None, x
+        op, axes = self._builder.op, len(x.shape)
+        if axes == 2:  # pooling has at least three
+            rows = op("Unsqueeze", [x, self._builder.constant([0])])
+            pooled = op("AveragePool", [rows], kernel_shape=[BLOCK], strides=[BLOCK])
+            return op("Squeeze", [pooled, self._builder.constant([0])])
+        size = [*[1] * (axes - 3), BLOCK]
+        return op("AveragePool", [x], kernel_shape=size, strides=size)
 
     def _product(
         self, x: ir.Value, weight: ir.Value, source: ir.TensorProtocol, shape: tuple[int, int], *, bits: int

@@ -17,6 +17,7 @@ from graphspec.export.linear import Encoding, WeightSign
 from graphspec.export.onnxruntime_lowering import lower
 
 SIGNS: tuple[WeightSign, ...] = ("uint8", "int8") if multiplies_uint8_by_int8_exactly() else ("uint8",)
+encodings: tuple[Encoding, ...] = ("float32", "int8", "int4")
 sizes = pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 16, 5), (3, 64, 96), (17, 192, 33), (2, 576, 192)])
 
 
@@ -188,6 +189,15 @@ def test_a_head_of_int4_has_8_bits(rows: int, inputs: int, outputs: int) -> None
     rounded = (np.rint(blocks / step) * step).reshape(weight.shape)
     expected = in_eight_bits(x) @ rounded.T.astype(np.float64)
     np.testing.assert_allclose(project(x, weight, "int4", "uint8", is_head=True), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(6, 64), (2, 1, 3, 64), (1, 3, 1, 2, 64)])
+def test_rows_may_be_laid_out_in_any_way(shape: tuple[int, ...]) -> None:
+    """As those of Medusa heads, which are [B, 1, 1, H]."""
+    weight, x = float32(1, 5, 64), float32(0, 1, 6, 64)
+    for encoding in encodings:
+        found = project(x.reshape(shape), weight, encoding, SIGNS[-1])
+        np.testing.assert_array_equal(found.reshape(1, 6, 5), project(x, weight, encoding, SIGNS[-1]))
 
 
 def test_int4_leaves_what_does_not_divide_into_blocks_in_float() -> None:
