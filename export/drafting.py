@@ -33,7 +33,7 @@ class _Part:
     tokens: ir.Value
     """i64[B, c]."""
     nodes: tuple[ir.Node, ...]
-    """What only they and later drafts need."""
+    """What only they and later drafts need; none where they are kept, or drafted before, as well."""
 
     @property
     def columns(self) -> int:
@@ -61,8 +61,9 @@ def draft_on_demand(model: ir.Model) -> None:
     graph.inputs.append(asked)
     builder, first = Builder(graph, prefix="drafting"), 0
     for part in parts:
-        wanted = builder.op("Greater", [asked, builder.constant(first, "int64")])
-        _branch(builder, part, pending, wanted)
+        if part.nodes:  # else it costs nothing
+            wanted = builder.op("Greater", [asked, builder.constant(first, "int64")])
+            _branch(builder, part, pending, wanted)
         first += part.columns
     graph.extend(builder.take_nodes())
     graph.sort()
@@ -107,21 +108,27 @@ def _needed(values: Iterable[ir.Value], known: frozenset[ir.Node]) -> frozenset[
 
 def _read(node: ir.Node) -> Iterator[ir.Value]:
     """A node's inputs, and what its branches read of the graph around them."""
-    yield from (value for value in node.inputs if value is not None)
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            for inner in attribute.as_graph():
-                yield from _read(inner)
+    for each in _with_branches([node]):
+        yield from (value for value in each.inputs if value is not None)
+
+
+def _with_branches(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """The nodes, and those of their branches."""
+    for node in nodes:
+        yield node
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from _with_branches(attribute.as_graph())
 
 
 def _reads_weights(nodes: Iterable[ir.Node]) -> bool:
-    constants = (value.const_value for node in nodes for value in node.inputs if value is not None)
+    constants = (value.const_value for node in _with_branches(nodes) for value in node.inputs if value is not None)
     return any(constant is not None and constant.nbytes >= _WEIGHT for constant in constants)
 
 
 def _branch(builder: Builder, part: _Part, pending: ir.Value, wanted: ir.Value) -> None:
     """Runs the nodes of the part only where they are wanted."""
-    inside = frozenset(part.nodes)
+    inside = frozenset(_with_branches(part.nodes))
     left = [value for node in part.nodes for value in node.outputs if not inside.issuperset(value.consumers())]
     outside = builder.take_nodes()
 
