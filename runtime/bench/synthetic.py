@@ -157,7 +157,8 @@ class SyntheticRecorder(Recorder):
             row = self._rows[slot]
             row.count += len(result.tokens(index))
             # The target's own token may be one beyond what the answer took.
-            proposed = row.drafts[min(row.count, len(row.drafts) - 1)]
+            proposed = row.drafts[min(row.count, len(row.drafts) - 1)].copy()
+            proposed[drafts.shape[1] :] = NO_TOKEN  # what was not asked for is not there to be right either
             drafts[index] = proposed[: drafts.shape[1]]
             self._taking.replace_drafts(slot, proposed)
         return replace(result, drafts=drafts)

@@ -198,6 +198,21 @@ def test_the_policy_and_the_engine_have_the_same_drafts(pairs: Pairs) -> None:
     assert engine.drafts(1)[1:].tolist() == results[-1].drafts_of(0)
 
 
+@pytest.mark.parametrize("name", [NAMES[0], "UnifiedNgramLlama3ForCausalLM"])
+def test_no_more_is_right_than_was_asked_for(pairs: Pairs, name: str) -> None:
+    """Of a drafter that drafts on demand; lookup proposes all in any case."""
+    engine = pairs.loaded(name).engine
+    assert isinstance(engine, TakesDrafts)
+    truth = true_answers(pairs.loaded(name), fitting(pairs.loaded(name), PROMPTS, MOST, 1)[0], 1, SamplingParams())[0]
+    drafts = synthetic_drafts(truth, 1.0, seed=0, num_drafts=K, vocabulary=VOCABULARY)
+    recorder = SyntheticRecorder(engine, 1, lambda _: drafts)
+    recorder.admit(0, SamplingParams(seed=0), uniform_table(0, engine.capacity))
+    (prompt,) = (asked.ids for asked in fitting(pairs.loaded(name), PROMPTS, MOST, 1)[0])
+    recorder.prefill(Chunk(slot=0, tokens=prompt, num_drafts=1)).result()
+    counts = [recorder.step([0], K, num_drafts=asked).result().accepted[0] for asked in (2, 0, K, 1)]
+    assert counts == ([1, 2, 0, K] if engine.drafts_on_demand else [K] * 4)
+
+
 def test_width_0_has_no_acceptance(pairs: Pairs) -> None:
     options = Options(max_new_tokens=3, widths=[0], synthetic_acceptance_rate=0.5)
     with pytest.raises(ConfigError, match=r"rate 0\.5: width 0 accepts nothing; name another"):
