@@ -25,7 +25,7 @@ from .prefixes import Copy, Prefixes
 from .refusals import DeadlineError
 from .rows import BatchReport, RequestReport, Row
 from .sampling import uniform_table
-from .width_policy import AUTO, Choice, WidthPolicy
+from .width_policy import AUTO, Choice, Width, WidthPolicy
 
 TIMEOUT = "timeout"
 """Why an answer ended that its deadline cut short."""
@@ -255,13 +255,24 @@ class Loop:
         """Of the steps of these rows; drafts are for a next step that is as wide, where the policy knows no better."""
         open_rows = [row.candidate for row in ready if row.width == AUTO]
         chosen = self._widths.choose(open_rows) if self._widths and open_rows else Choice(0, 0)
-        found = dict[Row, Choice]()
+        there, found = self._drafts_there(ready), dict[Row, Choice]()
         for row in ready:
             if row.width == AUTO:
                 found[row] = chosen
+            elif isinstance(row.width, int):
+                found[row] = Choice(row.width, row.width)
             else:
-                width = row.width if isinstance(row.width, int) else row.width.at(len(ready))
-                found[row] = Choice(width, width)
+                width = row.width.at(len(ready))
+                found[row] = Choice(min(width, there.get(row.width, width)), width)
+        return found
+
+    def _drafts_there(self, ready: Sequence[Row]) -> dict[Width, int]:
+        """That every row of a schedule has, where one was asked for fewer than K: as rows end, a step may be wider than
+        the one before it knew."""
+        found = dict[Width, int]()
+        for row in ready if self._engine.drafts_on_demand else ():
+            if row.num_drafts is not None:
+                found[row.width] = min(row.num_drafts, found.get(row.width, row.num_drafts))
         return found
 
     def _prefilling(self) -> list[Row]:
@@ -290,6 +301,7 @@ class Loop:
             return
         for row in rows:
             row.in_flight += commits
+            row.num_drafts = num_drafts
         yield _Launch(pending, rows, width or 0, num_drafts, commits, width is not None, longest, begun)
 
     def _read(self, launch: _Launch) -> None:

@@ -66,6 +66,8 @@ class Row:
     """Of the prompt, still to be launched; None: not started yet."""
     in_flight: int = 0
     """Launches that will commit at least one token each."""
+    num_drafts: int | None = None
+    """Asked for in its newest launch; None: K."""
     done: bool = False
     added: float = 0.0
     placed: float = 0.0

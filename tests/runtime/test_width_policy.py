@@ -275,3 +275,28 @@ def test_what_a_bundle_has_is_taken_and_nothing_else() -> None:
 def test_a_loop_without_a_policy_takes_no_such_row() -> None:
     with pytest.raises(ValueError, match="has no width policy"):
         Driven().ask(width=AUTO)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_schedule_verifies_no_more_than_was_drafted(overlap: bool) -> None:
+    """Two rows have no drafts; the one that is left has none in its first step alone, and it is none that verifies."""
+    device = VirtualDevice(right=lambda _: True, num_drafts=K, drafts_on_demand=True)
+    driven = Driven(device, Policy(overlap=overlap))
+    schedule = WidthSchedule.parse(f"1:{K},2:0")
+    _, left = (driven.ask(width=schedule, max_new_tokens=count, ignore_eos=True) for count in (20, 60))
+    driven.run()
+    assert list(left.generation.token_ids) == continuation(left.prompt, 0, 60)
+    assert left.generation.acceptance.verifications > 5
+    assert left.generation.acceptance.conditional_acceptance_per_position[0] == 1
+    assert [span.width for span in device.spans if span.slots == (left.row.slot,) and span.kind == "step"].count(0) <= 2
+
+
+def test_a_schedule_takes_all_that_is_drafted_in_any_case() -> None:
+    device = VirtualDevice(right=lambda _: True, num_drafts=K)
+    driven = Driven(device)
+    schedule = WidthSchedule.parse(f"1:{K},2:0")
+    for count in (20, 60):
+        driven.ask(width=schedule, max_new_tokens=count, ignore_eos=True)
+    driven.run()
+    steps = [span for span in device.spans if span.kind == "step"]
+    assert {(len(span.slots), span.width) for span in steps} == {(2, 0), (1, K)}
