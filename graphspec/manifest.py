@@ -183,7 +183,7 @@ class Manifest(_Part):
     speculative: Mapping[str, JsonValue] = Field(default_factory=dict)
     """The SpeculativeConfig as given."""
     num_draft_tokens: NonNegative
-    """K: drafts proposed each step."""
+    """K: drafts proposed each step at most."""
     widths: Widths
     """Verify widths a step may use, each 0..K."""
     max_batch_size: Count

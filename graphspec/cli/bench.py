@@ -106,6 +106,8 @@ def bench(
     for path in (plot, as_json):
         if path is not None and not path.parent.is_dir():  # before the minutes that it takes
             raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
+        if path is not None and path.is_dir():
+            raise ConfigError(f"{path} cannot be written: it is a folder; name a file in it")
     from graphspec.runtime.bench.benchmark import Options, benchmark
     from graphspec.runtime.bench.prompts import in_turn, read_prompts
     from graphspec.runtime.bench.report import html

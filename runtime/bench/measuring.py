@@ -155,7 +155,7 @@ def measure(
         _answer(bundle, list(enumerate(asked))[: case.batch], case, short, policies.get(case), new_recorder)
     for done, (case, numbers) in enumerate(runs, start=1):
         if numbers is None:
-            measured[case].steps_alone += steps_alone(bundle, asked, case.batch, case.width)
+            measured[case].steps_alone += steps_alone(bundle, asked, case.batch, case.width, params)
         else:
             of_case = [(number, asked[number]) for number in numbers]
             answers, times = _answer(bundle, of_case, case, params, policies.get(case), new_recorder)
@@ -170,16 +170,18 @@ def num_rounds(count: int, cases: Sequence[Case]) -> int:
     return -(-count // _round_size(cases))
 
 
-def steps_alone(bundle: LoadedBundle, asked: Sequence[Asked], batch: int, width: Width) -> list[float]:
-    """Seconds of single steps of `batch` rows that hold the first prompts; all widths from the same context. None of
-    one that changes from step to step."""
+def steps_alone(
+    bundle: LoadedBundle, asked: Sequence[Asked], batch: int, width: Width, params: SamplingParams
+) -> list[float]:
+    """Seconds of single steps of `batch` rows that hold the first prompts, drawn as the answers are; all widths from
+    the same context. None of one that changes from step to step."""
     if not isinstance(width, int):
         return []
     engine, longest = bundle.engine, (_BURST_STEPS + 1) * (bundle.manifest.widths[-1] + 1)
     room = max(bundle.manifest.max_length - longest, 1)
     for slot in range(batch):
         ids = asked[slot % len(asked)].ids[:room]
-        engine.admit(slot, SamplingParams(), uniform_table(0, engine.capacity))
+        engine.admit(slot, params, uniform_table(0, engine.capacity))
         _prefill(engine, slot, ids)
     seconds = []
     timed = min(_BURST_STEPS, (bundle.manifest.max_length - 1) // (bundle.manifest.widths[-1] + 1) - 1)

@@ -33,7 +33,8 @@ _NOTES = [
     "The geometric mean is of each prompt's own speedup.",
     "predicted: τ·t(0)/t(W). {tau}; t are medians of single steps with every row in use, timed apart from the answers. "
     "Verifying and drafting are one graph, so that t(W)/t(0) stands for 1 + γc + v as a whole.",
-    "Width 0 runs the same graph, its drafter included: a bundle without one would be a little faster there.",
+    "Width 0 runs the same graph and keeps the drafter's caches (engines draft there too): a bundle without a drafter "
+    "would be a little faster there.",
     "host: the part of a step in which the device waits, with no overlap; graphspec run hides most of it.",
     "TTFT: from a row to the first token, median; at a batch above 1, with the prompts that came before in between.",
 ]

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..engine import NO_TOKEN, Chunk, Engine, Pending, StepResult
 from ..generate import LoadedBundle
 from ..sampling import SamplingParams, uniform_table
-from ..width_policy import Width
+from ..width_policy import AUTO, Width
 from .measuring import Case, plain_recorder
 from .recorder import Recorder
 
@@ -48,7 +48,8 @@ class SyntheticAcceptance:
     rate: float
     """Share of the drafts of a step that are accepted, in the mean of many."""
     bases: Mapping[str, float]
-    """b by width: the chance of each draft to be right. One that changes from step to step has that of the widest."""
+    """b by width: the chance of each draft to be right. A schedule has that of its widest, "auto" that of the bundle's
+    widest."""
 
     def tokens_per_step(self, width: int) -> float:
         """That a row should commit in a step, its bonus token included: 1 + b + … + b^width."""
@@ -62,11 +63,17 @@ class SyntheticAcceptance:
 
 def synthetic_acceptance(rate: float, widths: Iterable[Width], widest: int) -> SyntheticAcceptance:
     """Calibrated for each width in use; 0 verifies no draft. `widest`: of the bundle."""
-    used = [width for width in widths if width != 0]
-    calibrated = {str(width): width if isinstance(width, int) else widest for width in used}
+    used = [width for width in widths if _most(width, widest)]
+    calibrated = {str(width): _most(width, widest) for width in used}
     return SyntheticAcceptance(
         rate=rate, bases={width: base_probability(rate, number) for width, number in calibrated.items()}
     )
+
+
+def _most(width: Width, widest: int) -> int:
+    if isinstance(width, int):
+        return width
+    return widest if width == AUTO else width.widths[-1]
 
 
 def base_probability(rate: float, width: int) -> float:

@@ -199,6 +199,7 @@ def test_at_a_synthetic_acceptance_rate_the_answers_are_the_same_and_the_report_
         ("--dataset nowhere.jsonl", 1, "nowhere.jsonl: No such file or directory"),
         ("--category x", 1, "no prompt is of category 'x'; there are chat, code"),
         ("--plot nowhere/out.html", 1, "nowhere/out.html cannot be written: there is no folder nowhere"),
+        ("--json .", 1, "error: . cannot be written: it is a folder; name a file in it"),
         ("--synthetic-acceptance-rate 1.5", 2, "--synthetic-acceptance-rate is 1.5: give a share from 0 to 1"),
         ("--synthetic-acceptance-rate nan", 2, "--synthetic-acceptance-rate is nan: give a share from 0 to 1"),
         ("", 1, "none of 80 prompts fits: with an answer of 128 tokens"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pairs import NAMES, Pairs
 
@@ -61,6 +63,20 @@ def test_steps_rows_and_times_fit_together(loaded: LoadedBundle) -> None:
         assert 0 < this.times.steps_device < this.times.steps_wall
         assert 0 < this.times.prompts_device < this.times.prompts_wall
         assert len(this.steps_alone) == (0 if case.width == AUTO else 15 * num_rounds(len(asked), cases))
+
+
+def test_steps_alone_are_drawn_as_the_answers_are(loaded: LoadedBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is predicted from them would else be of greedy steps, which draw nothing."""
+    temperatures, admit = set[float](), loaded.engine.admit
+
+    def seen(slot: int, params: SamplingParams, *rest: Any, **named: Any) -> None:
+        temperatures.add(params.temperature)
+        admit(slot, params, *rest, **named)
+
+    monkeypatch.setattr(loaded.engine, "admit", seen)
+    asked, _ = fitting(loaded, PROMPTS, 4, 1)
+    measure(loaded, asked, [Case(1, 0), Case(1, 3)], SamplingParams(temperature=0.9, max_new_tokens=4))
+    assert temperatures == {0.9}
 
 
 def test_prompts_without_room_are_left_out_and_counted(loaded: LoadedBundle) -> None:

@@ -33,6 +33,7 @@ from graphspec.runtime.generate import LoadedBundle
 from graphspec.runtime.sampling import SamplingParams, uniform_table
 from graphspec.runtime.tensorrt_engine import TensorRtEngine
 from graphspec.runtime.width_policy import AUTO
+from graphspec.verify_width import WidthSchedule
 
 HOST = Host(backend="tensorrt-rtx", version="1.0.0", device_classes=frozenset({"rtx"}))
 VOCABULARY = 128
@@ -58,6 +59,13 @@ def test_the_mean_of_the_bases_powers_is_the_rate(rate: float, width: int) -> No
     assert 0 <= base <= 1
     # Each power grows by no more than its exponent times what b does.
     assert np.mean(base ** np.arange(1, width + 1)) == pytest.approx(rate, abs=1e-9 * width)
+
+
+def test_a_schedule_is_calibrated_where_it_is_widest() -> None:
+    schedules = [WidthSchedule.parse(text) for text in ("1:2,4:0", "1:0")]
+    found = synthetic_acceptance(0.6, [0, 2, 4, AUTO, *schedules], 4)
+    assert found.bases["1:2,4:0"] == found.bases["2"] != found.bases["4"] == found.bases[AUTO]
+    assert found.bases.keys() == {"2", "4", AUTO, "1:2,4:0"}, "what never verifies has none"
 
 
 @given(rate=st.floats(-2, 3), more=st.floats(0, 1), width=st.integers(1, 16))
