@@ -25,6 +25,8 @@ def test_both_forms_are_read_and_blank_lines_are_not(tmp_path: Path) -> None:
         ("[]", "has no message"),
         ('{"prompt": 3}', "has no message"),
         ('{"prompt": " "}', "has no message"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"prompt": "a \\ud800"}', "holds half a character"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "has no message"),
     ],
 )
@@ -33,6 +35,13 @@ def test_a_line_without_a_message_is_named(tmp_path: Path, line: str, said: str)
     path.write_text('{"prompt": "One"}\n' + line + "\n")
     with pytest.raises(ConfigError, match=f"line 2, {said}"):
         read_messages(path)
+
+
+def test_lines_end_at_line_feeds_only(tmp_path: Path) -> None:
+    """JSON may hold other line ends as they are, and files may begin with a mark of their encoding."""
+    path = tmp_path / "p.jsonl"
+    path.write_bytes('\ufeff{"prompt": "One\u2028two\x85three"}\r\n{"prompt": "\U0001f41d"}'.encode())
+    assert read_messages(path) == ("One\u2028two\x85three", "\U0001f41d")
 
 
 def test_an_empty_or_missing_file_is_refused(tmp_path: Path) -> None:
