@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
+
+from graphspec.errors import EngineError
 
 from .conversations import Conversation, ConversationReader
 from .synthesis import Synthesis, synthesise
@@ -30,7 +33,7 @@ def synthesise_in_workers(
         synthesise(bundle, folder, plan, rows=rows, on_conversation=lambda conversation: count.add([conversation]))
         return
     # A fresh interpreter each: ONNX Runtime's threads do not survive a fork.
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with _dying_said(), ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         pending = {
             pool.submit(synthesise, bundle, folder, plan, rows=rows, worker=worker, workers=workers)
             for worker in range(workers)
@@ -40,6 +43,18 @@ def synthesise_in_workers(
             count.add(files.read())
             for future in done:
                 future.result()
+
+
+@contextmanager
+def _dying_said() -> Iterator[None]:
+    """A process that the system ends has no error of its own."""
+    try:
+        yield
+    except BrokenExecutor as error:
+        raise EngineError(
+            "a process that makes conversations was ended from outside, most likely for want of memory: fewer "
+            "--workers or --rows need less; the same command goes on"
+        ) from error
 
 
 class _Count:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from graphspec.distill import workers as module
 from graphspec.distill.conversations import Conversation, ConversationFile
 from graphspec.distill.synthesis import Synthesis
 from graphspec.distill.workers import synthesise_in_workers
+from graphspec.errors import EngineError
 
 
 def append(folder: Path, worker: int, index: int) -> Conversation:
@@ -54,3 +56,23 @@ def test_the_count_goes_on_from_what_was_there(tmp_path: Path, monkeypatch: pyte
     assert seen[0] == (1, 5)
     assert seen[-1] == (5, 5 + 10 + 11 + 12 + 13)
     assert seen == sorted(seen)
+
+
+def test_a_process_that_is_ended_from_outside_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ProcessPoolExecutor", _Ending)
+    with pytest.raises(EngineError, match="fewer --workers or --rows need less"):
+        synthesise_in_workers(tmp_path, tmp_path, Synthesis(count=4), rows=1, workers=2)
+
+
+class _Ending(ThreadPoolExecutor):
+    """Whose work ends as that of a pool of processes does when one is killed."""
+
+    def __init__(self, workers: int, **_: Any) -> None:
+        super().__init__(workers)
+
+    def submit(self, *_: Any, **__: Any) -> Any:
+        return super().submit(_broken)
+
+
+def _broken() -> None:
+    raise BrokenProcessPool
