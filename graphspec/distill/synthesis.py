@@ -107,6 +107,8 @@ def _questions(loaded: LoadedBundle, plan: Synthesis, indices: Sequence[int]) ->
     if plan.messages:
         return [Question(index=i, category="data", system=None, message=plan.messages[i]) for i in indices]
     begun = [_opened(plan.seed, index) for index in indices]
+    if not _takes_system(loaded):
+        begun = [replace(question, system=None) for question in begun]
     fitting = _fitting(loaded, [(q, _ids(loaded, user_header(loaded, q.system) + q.message)) for q in begun])
     params = [
         SamplingParams(
@@ -162,8 +164,8 @@ def _answered(loaded: LoadedBundle, questions: Sequence[Question], plan: Synthes
 def _fitting(
     loaded: LoadedBundle, asked: Sequence[tuple[Question, tuple[int, ...]]]
 ) -> list[tuple[Question, tuple[int, ...]]]:
-    """Those whose prompt leaves room for an answer."""
-    return [(question, prompt) for question, prompt in asked if len(prompt) < loaded.manifest.max_length]
+    """Those whose prompt says something and leaves room for an answer."""
+    return [(question, prompt) for question, prompt in asked if 0 < len(prompt) < loaded.manifest.max_length]
 
 
 def _answer_params(plan: Synthesis, index: int) -> SamplingParams:
@@ -185,6 +187,15 @@ def user_header(loaded: LoadedBundle, system: str | None) -> str:
     if not found:
         raise UnsupportedError("the target's chat template changes the user's text; give --data instead")
     return header
+
+
+def _takes_system(loaded: LoadedBundle) -> bool:
+    """Whether the template has a place for system messages; some refuse them."""
+    try:
+        loaded.chat(_messages("S", "U"))
+    except RequestError:
+        return False
+    return True
 
 
 def derived_seed(seed: int, index: int, part: str) -> int:

@@ -9,7 +9,17 @@ import pytest
 
 from graphspec.distill.conversations import Conversation, read_conversations
 from graphspec.distill.openings import OPENINGS
-from graphspec.distill.synthesis import Question, Synthesis, is_askable, prompt_ids, synthesise, user_header
+from graphspec.distill.synthesis import (
+    Question,
+    Synthesis,
+    _conversations,
+    _opened,
+    _questions,
+    is_askable,
+    prompt_ids,
+    synthesise,
+    user_header,
+)
 from graphspec.errors import UnsupportedError
 from graphspec.runtime.acceptance import AcceptanceStatistics
 from graphspec.runtime.answer import Generation
@@ -118,6 +128,28 @@ def test_a_target_without_a_header_for_users_cannot_make_up_conversations(
         other.tokenizer.chat_template = template
         with pytest.raises(UnsupportedError, match="give --data instead"):
             user_header(other, None)
+
+
+def test_a_template_that_refuses_system_messages_gets_none(chatty_bundle: Path) -> None:
+    with load(chatty_bundle, num_threads=1) as other:
+        template = other.tokenizer.chat_template
+        other.tokenizer.chat_template = (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+            + str(template)
+        )
+        indices = [index for index in range(60) if _opened(5, index).system]
+        assert len(indices) > 4
+        asked = _questions(other, PLAN, indices)
+        assert asked
+        assert {question.system for question in asked} == {None}
+
+
+def test_a_message_that_says_nothing_is_not_asked(chatty_bundle: Path) -> None:
+    with load(chatty_bundle, num_threads=1) as other:
+        other.tokenizer.chat_template = "{{ messages[-1].content | replace('nothing', '') }}"
+        plan = Synthesis(count=2, messages=("nothing", "Hello"), most_answer_tokens=5)
+        made = list(_conversations(other, plan, [0, 1]))
+    assert [(c.index, c.category, bool(c.answer)) for c in made] == [(1, "data", True), (0, "refused", False)]
 
 
 @pytest.mark.parametrize(
