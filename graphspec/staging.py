@@ -160,7 +160,7 @@ def staging(out: Path, *, overwrite: bool = False, needed_bytes: int | None = No
         stage._open(needed_bytes)
         yield stage
     except Exception as error:
-        if _is_full(error):
+        if is_full(error):
             raise BuildError(_full_message(out, stage.path.parent, needed_bytes)) from error
         if _is_too_large(error):
             raise BuildError(
@@ -312,7 +312,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _is_full(error: BaseException) -> bool:
+def is_full(error: BaseException) -> bool:
     """Whether a full disk is behind an error."""
     return _is_behind(error, _FULL, "No space left on device")
 

@@ -37,8 +37,7 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
     for place in (parameters, config):
         if (partial := fields.number_or(place, "partial_rotary_factor", 1.0)) != 1:
             raise UnsupportedError(f"partial_rotary_factor {partial} is not supported: whole heads are rotated")
-    stated = fields.number_or(config, "rope_theta", 10000.0, above=1)
-    theta = fields.number_or(parameters, "rope_theta", stated, above=1)
+    theta = rope_theta(config)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies = 1.0 / (theta**exponents)
@@ -53,6 +52,12 @@ def rope_from_config(config: Mapping[str, Any], head_dim: int) -> Rope:
     if kind == "yarn":
         return _yarn(theta, head_dim, parameters, config)
     raise UnsupportedError(f"rope scaling {kind!r} is not supported; known are default, linear, llama3 and yarn")
+
+
+def rope_theta(config: Mapping[str, Any]) -> float:
+    """The base of the frequencies, in either spelling."""
+    stated = fields.number_or(config, "rope_theta", 10000.0, above=1)
+    return fields.number_or(_parameters(config), "rope_theta", stated, above=1)
 
 
 def _parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -52,10 +52,11 @@ class Hits:
 
 def collate(conversations: Sequence[Conversation], features: Sequence[Features]) -> Batch:
     """A batch in float32."""
-    tokens, taps, final = (side_by_side([f[part] for f in features]) for part in range(3))
+    tokens = side_by_side([f.tokens for f in features])
+    taps, final = (side_by_side([f[part].float() for f in features]) for part in (1, 2))
     lengths = torch.tensor([len(conversation.tokens) for conversation in conversations])
     prompts = torch.tensor([len(conversation.prompt) for conversation in conversations])
     positions = torch.arange(tokens.shape[1])
     begun = positions >= prompts.unsqueeze(1) - 1
     anchors = begun & (positions + 1 < lengths.unsqueeze(1))
-    return Batch(tokens, taps.float(), final.float(), anchors, lengths)
+    return Batch(tokens, taps, final, anchors, lengths)

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from graphspec.architectures.blocks.decoder import Attention, DecoderConfig
+from graphspec.architectures.blocks.rope import rope_theta
 from graphspec.architectures.drafters.dflash import DFlashDrafter
 from graphspec.architectures.drafters.eagle3 import Eagle3Drafter
 from graphspec.architectures.drafters.ends import TappingDrafter
@@ -19,11 +20,15 @@ from graphspec.architectures.target import DecoderTarget
 from graphspec.architectures.weights import Source
 from graphspec.errors import UnsupportedError
 
+from .files import whole_file
 from .recipe import DraftShape
 from .vocabulary import target_to_draft
 
-_CARRIED = ("rope_theta", "rms_norm_eps", "max_position_embeddings", "bos_token_id", "eos_token_id")
-"""Config keys that a draft has from its target; not the scaling of its rope (checkpoints.md §4.2)."""
+CONFIG_FILE = "config.json"
+WEIGHTS_FILES = ("model.safetensors", "medusa_lm_head.safetensors")
+"""Of drafts made here, by one method or another."""
+_CARRIED = ("rms_norm_eps", "max_position_embeddings", "bos_token_id", "eos_token_id")
+"""Config keys that a draft has from its target."""
 _FEWEST_LAYERS = 4
 
 
@@ -58,6 +63,7 @@ def layers_config(target: Mapping[str, Any], shape: DraftShape, layers: int) -> 
         "attention_bias": False,
         "tie_word_embeddings": False,
         "vocab_size": sizes.vocabulary,
+        "rope_theta": rope_theta(target),  # not its scaling (checkpoints.md §4.2)
         **{key: target[key] for key in _CARRIED if target.get(key) is not None},
     }
 
@@ -108,12 +114,10 @@ def vocabulary_tensors(drafter: TappingDrafter) -> dict[str, Tensor]:
 
 
 def write_draft(
-    folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, file: str = "model.safetensors"
+    folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, file: str = WEIGHTS_FILES[0]
 ) -> None:
-    """config.json and the weights in `file`; an older draft stays whole until this one is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = folder / file
-    partial = weights.with_suffix(".partial")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
-    partial.replace(weights)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    """config.json and the weights in `file`."""
+    with whole_file(folder / file) as partial:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+    with whole_file(folder / CONFIG_FILE) as partial:
+        partial.write_text(json.dumps(config, indent=2) + "\n")

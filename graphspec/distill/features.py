@@ -1,4 +1,4 @@
-"""What the target thinks of its own conversations: one pass without gradients, kept on disk as float16.
+"""What the target thinks of its own conversations: one pass without gradients, kept on disk as float16 where it fits.
 
 A conversation's features are one file, so a run that was stopped, or got more conversations, goes on.
 """
@@ -6,7 +6,6 @@ A conversation's features are one file, so a run that was stopped, or got more c
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from graphspec.architectures.target import DecoderTarget
 from graphspec.checkpoints import Checkpoint, fingerprint
 
 from .conversations import Conversation
+from .files import whole_file
 from .padding import side_by_side
 from .precision import products_in
 
@@ -76,7 +76,7 @@ class FeatureStore:
             on_done(len(batch))
 
     def load(self, conversation: Conversation) -> Features:
-        """In float16, as stored."""
+        """As stored: in float16, or in float32 what is too large for it."""
         path = self._found(conversation)
         assert path is not None, "features are computed before they are loaded"
         with safe_open(path, "pt") as file:
@@ -88,11 +88,8 @@ class FeatureStore:
         return next((path for place in self._places if (path := place / name).exists()), None)
 
     def _write(self, path: Path, features: Features) -> None:
-        """Whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        save_file({name: tensor.contiguous() for name, tensor in features._asdict().items()}, partial)
-        partial.replace(path)
+        with whole_file(path) as partial:
+            save_file({name: tensor.contiguous() for name, tensor in features._asdict().items()}, partial)
 
 
 def _file_name(conversation: Conversation) -> str:
@@ -114,7 +111,13 @@ def target_pass(
     read = hidden.final[..., :0] if hidden.taps is None else hidden.taps
     for row, conversation in enumerate(conversations):
         count = len(conversation.tokens)
-        yield Features(tokens[row, :count], read[row, :count].half(), hidden.final[row, :count].half())
+        yield Features(tokens[row, :count], _small(read[row, :count]), _small(hidden.final[row, :count]))
+
+
+def _small(states: Tensor) -> Tensor:
+    """In float16, unless one of some targets' few enormous values would be infinite there."""
+    half = states.half()
+    return half if half.isfinite().all() else states.float()
 
 
 def _empty_caches(target: DecoderTarget, tokens: Tensor, precision: str) -> list[LayerCache]:

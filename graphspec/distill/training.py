@@ -17,11 +17,13 @@ from graphspec.errors import CheckpointError, ConfigError
 from .batch import Batch, Hits, collate
 from .conversations import Conversation
 from .features import FeatureStore
+from .files import whole_file
 from .method import Method
 from .precision import products_in
 from .recipe import Recipe
 
 _CHECKPOINT = "training.pt"
+_SAVED = ("belongs_to", "drafter", "optimizer", "step", "loss")
 _BUCKET = 16
 """Batches whose conversations are sorted by length together: little padding, still shuffled."""
 
@@ -60,7 +62,7 @@ def train(
     checkpoint_every: int = 50,
     stop_after: int | None = None,
     on_step: Callable[[Progress], None] = lambda _: None,
-) -> float:
+) -> float | None:
     """Trains the drafter in place, and returns the estimated tokens per step on the held-out conversations.
 
     Goes on from the checkpoint in `folder`, if there is one of this `identity` (of data, target and sizes) and
@@ -84,6 +86,11 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(recipe, step, steps)
         value = _update(lesson, recipe, optimizer, batch(), _drawing(recipe, step))
+        if not math.isfinite(value):
+            raise ConfigError(
+                f"the loss of step {step + 1} is {value}: this training leads nowhere; give a lower --learning-rate, "
+                f"and delete {state.path}"
+            )
         loss = value if step == 0 else 0.95 * loss + 0.05 * value
         if (step + 1) % checkpoint_every == 0 or step + 1 == steps:
             state.save(lesson.drafter, optimizer, step + 1, loss)
@@ -92,14 +99,15 @@ def train(
     return evaluate(lesson, recipe) if estimate is None else estimate
 
 
-def evaluate(lesson: Lesson, recipe: Recipe) -> float:
-    """Estimated tokens per step on the held-out conversations, at a width of the recipe's depth."""
+def evaluate(lesson: Lesson, recipe: Recipe) -> float | None:
+    """Estimated tokens per step on the held-out conversations, at a width of the recipe's depth; None: there are
+    none."""
     hits = Hits()
     with torch.no_grad(), products_in(recipe.precision):
         for start in range(0, len(lesson.held_out), recipe.batch_size):
             batch = _load(lesson.store, lesson.held_out[start : start + recipe.batch_size])
             lesson.method.loss(lesson.drafter, lesson.target, batch, recipe, _drawing(recipe, start), hits=hits)
-    return hits.tokens_per_step
+    return hits.tokens_per_step if lesson.held_out else None
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
@@ -152,38 +160,30 @@ class _Checkpoint:
     """Weights, optimiser and place in the data, in one file that is whole or old."""
 
     def __init__(self, path: Path, belongs_to: dict[str, Any]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path, self._belongs_to = path, belongs_to
+        self.path, self._belongs_to = path, belongs_to
 
     def restore(self, drafter: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
         """→ steps done and the loss then; 0 if there is no checkpoint."""
-        if not self._path.exists():
+        if not self.path.exists():
             return 0, 0.0
         try:
-            saved = torch.load(self._path, weights_only=True)
+            saved = torch.load(self.path, weights_only=True)
+            belongs_to, weights, optimised, step, loss = (saved[name] for name in _SAVED)
         except Exception as error:  # a damaged file can fail in any way
             raise CheckpointError(
-                f"{self._path} is no checkpoint of a training; delete the file to begin anew"
+                f"{self.path} is no checkpoint of a training; delete the file to begin anew"
             ) from error
-        if saved["belongs_to"] != self._belongs_to:
+        if belongs_to != self._belongs_to:
             raise CheckpointError(
-                f"{self._path} is of a training with other data or another recipe; "
+                f"{self.path} is of a training with other data or another recipe; "
                 "repeat that command to go on with it, or delete the file to begin anew"
             )
-        drafter.load_state_dict(saved["drafter"])
-        optimizer.load_state_dict(saved["optimizer"])
-        return int(saved["step"]), float(saved["loss"])
+        drafter.load_state_dict(weights)
+        optimizer.load_state_dict(optimised)
+        return int(step), float(loss)
 
     def save(self, drafter: nn.Module, optimizer: torch.optim.Optimizer, step: int, loss: float) -> None:
-        partial = self._path.with_suffix(".partial")
-        torch.save(
-            {
-                "belongs_to": self._belongs_to,
-                "drafter": drafter.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "step": step,
-                "loss": loss,
-            },
-            partial,
-        )
-        partial.replace(self._path)
+        parts = (self._belongs_to, drafter.state_dict(), optimizer.state_dict(), step, loss)
+        # Given a path, torch writes in a way that does not say why it cannot.
+        with whole_file(self.path) as partial, partial.open("wb") as file:
+            torch.save(dict(zip(_SAVED, parts, strict=True)), file)

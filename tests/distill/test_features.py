@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from graphspec.architectures.target import DecoderTarget
 from graphspec.checkpoints import open_checkpoint
+from graphspec.distill.batch import collate
 from graphspec.distill.conversations import Conversation
-from graphspec.distill.features import FeatureStore
+from graphspec.distill.features import FeatureStore, target_pass
 
 TAPS = (1, 3)
 
@@ -45,3 +47,23 @@ def test_features_without_taps_are_those_that_another_method_left(
     assert done[2:] == [2, 1]
     torch.testing.assert_close(plain.load(conversations[2]).final, tapped.load(conversations[2]).final)
     assert not torch.equal(plain.load(conversations[2]).final, plain.load(conversations[1]).final)
+
+
+def test_states_too_large_for_float16_are_kept(
+    target: DecoderTarget, conversations: list[Conversation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some targets have a few enormous values, mostly at the first token."""
+    embed = target.embed
+    scale = torch.ones(64)
+    scale[3] = 1e6
+    monkeypatch.setattr(target, "embed", lambda tokens: embed(tokens) * scale)
+    (large,) = target_pass(target, conversations[:1], TAPS)
+    monkeypatch.undo()
+    (small,) = target_pass(target, conversations[1:2], TAPS)
+    assert (large.taps.dtype, large.final.dtype, small.taps.dtype) == (torch.float32, torch.float16, torch.float16)
+    assert large.taps.isfinite().all()
+    for features in ((small, large), (large, small)):
+        asked = [conversations[0] if each is large else conversations[1] for each in features]
+        batch = collate(asked, features)
+        row = [each is large for each in features].index(True)
+        assert torch.equal(batch.taps[row, : len(large.tokens)], large.taps)

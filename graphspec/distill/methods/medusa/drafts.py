@@ -12,9 +12,9 @@ from torch import Tensor
 from graphspec.architectures.drafters.medusa import MedusaDrafter
 from graphspec.architectures.drafters.medusa_loading import sources
 from graphspec.architectures.target import DecoderTarget
-from graphspec.distill.drafts import set_parameter, stored_tensors, write_draft
+from graphspec.distill.drafts import WEIGHTS_FILES, set_parameter, stored_tensors, write_draft
 
-FILE = "medusa_lm_head.safetensors"
+_FILE = WEIGHTS_FILES[1]
 """Where other servers look for heads."""
 _BLOCKS = 1
 """Of each head; the reference makes one module of several (checkpoints.md §4.9)."""
@@ -50,4 +50,4 @@ def new_drafter(
 
 def save_draft(folder: Path, drafter: MedusaDrafter, config: Mapping[str, Any]) -> None:
     """config.json and medusa_lm_head.safetensors in float16."""
-    write_draft(folder, stored_tensors(drafter, sources(drafter)), config, file=FILE)
+    write_draft(folder, stored_tensors(drafter, sources(drafter)), config, file=_FILE)
