@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -133,7 +134,8 @@ def distill(
         workers=workers,
         threads=threads,
     )
-    work = work_dir or out.with_name(f"{out.name}.work")
+    # Of the whole path: "." has no name.
+    work = work_dir or Path(f"{os.path.abspath(out)}.work")
     with bars() as (stage, progress):
         result = run(model, out, work, options, overwrite=overwrite, on_stage=stage, on_progress=progress)
     typer.echo(_line(out, result))
@@ -151,9 +153,13 @@ def _require_training() -> None:
 
 def _line(out: Path, result: Distilled) -> str:
     text = f"{out}: trained on {result.tokens:,} tokens of {result.conversations:,} conversations"
+    if unused := result.asked - result.conversations - result.held_out:
+        text += f" ({unused:,} of {result.asked:,} were of no use: too long or short, or repeated)"
     measured = result.measurement
+    if result.estimate is None:
+        return f"{text}; none was held out to measure on"
     if measured is None:
-        return f"{text}; {result.estimate:.2f} tokens/step estimated on those held out"
+        return f"{text}; {result.estimate:.2f} tokens/step estimated on the {result.held_out:,} held out"
     return (
         f"{text}; held out ({measured.prompts} prompts, greedy, width {measured.width}): "
         f"{measured.acceptance.mean_tokens_per_step:.2f} tokens/step incl bonus, "

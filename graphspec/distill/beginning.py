@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from graphspec.architecture import Resolution
+from graphspec.architectures.blocks.decoder import DecoderConfig
 from graphspec.architectures.target import DecoderTarget
 from graphspec.checkpoints.listing import listed
-from graphspec.errors import UnsupportedError
+from graphspec.errors import ConfigError, UnsupportedError
+from graphspec.resolution import most_num_draft_tokens, trained_num_draft_tokens
 from graphspec.speculative_config import SpeculativeConfig
 
 from .method import Method
@@ -50,9 +52,7 @@ def go_on(method: Method, pair: Resolution, target: DecoderTarget, *, depth: int
     given: Any = pair.load_drafter(target, use)
     pruned = getattr(given, "pruned", False)
     kept = given.says if pruned else torch.arange(target.config.vocabulary)
-    sizes = given.config
-    shape = DraftShape(intermediate=sizes.intermediate, heads=sizes.heads, kv_heads=sizes.kv_heads, layers=sizes.layers)
-    begun = begin_anew(method, pair, target, shape, kept, depth=depth, seed=0)
+    begun = begin_anew(method, pair, target, _shape(given), kept, depth=depth, seed=0)
     if differing := _differing(given, begun.drafter):
         raise UnsupportedError(
             f"draft '{pair.draft.name}' is not built as --method {method.name} builds its drafts, and cannot be "
@@ -60,6 +60,22 @@ def go_on(method: Method, pair: Resolution, target: DecoderTarget, *, depth: int
         )
     begun.drafter.load_state_dict(given.state_dict())
     return begun
+
+
+def check_depth(pair: Resolution, depth: int) -> None:
+    """Raises ConfigError where the pair's draft proposes another number of tokens: what is trained on has the block,
+    or the heads, that it had."""
+    own = trained_num_draft_tokens(pair) or most_num_draft_tokens(pair)
+    if pair.draft is not None and own is not None and own != depth:
+        raise ConfigError(f"--depth {depth}: draft '{pair.draft.name}' proposes {own} tokens; give --depth {own}")
+
+
+def _shape(drafter: Any) -> DraftShape:
+    """Medusa's heads have the sizes of their target."""
+    sizes: DecoderConfig | None = getattr(drafter, "config", None)
+    if sizes is None:
+        return DraftShape()
+    return DraftShape(intermediate=sizes.intermediate, heads=sizes.heads, kv_heads=sizes.kv_heads, layers=sizes.layers)
 
 
 def _differing(one: nn.Module, other: nn.Module) -> list[str]:
@@ -70,6 +86,8 @@ def _differing(one: nn.Module, other: nn.Module) -> list[str]:
 
 def _facts(module: nn.Module) -> dict[str, Any]:
     facts: dict[str, Any] = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    # Buffers are not trained: rotary tables and d2t are what config.json and the vocabulary say.
+    facts |= {name: (tuple(buffer.shape), buffer.numpy().tobytes()) for name, buffer in module.named_buffers()}
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             if isinstance(value, bool | int | float | str | tuple) and name not in _OF_USE and name[0] != "_":

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 
 from graphspec.architecture import Resolution
+from graphspec.architectures.blocks.decoder import DecoderConfig
+from graphspec.architectures.target import DecoderTarget
 from graphspec.building import build, require_libraries, resolve_pair
-from graphspec.checkpoints import fingerprint
+from graphspec.checkpoints import fingerprint, open_checkpoint
 from graphspec.errors import ConfigError, UnsupportedError
 from graphspec.registry import registered
 
-from .beginning import Beginning, begin_anew, go_on
+from .beginning import Beginning, begin_anew, check_depth, go_on
 from .conversations import Conversation, read_conversations, split, usable
 from .drafts import usual_taps
 from .features import FeatureStore
@@ -30,10 +32,12 @@ from .measuring import Measurement, measure
 from .messages import read_messages
 from .methods import METHODS, find_method
 from .padding import LENGTHS, round_up
+from .places import RECORD, check_places, publish
+from .plan import check_plan
 from .recipe import DraftShape, Recipe
 from .synthesis import Synthesis
 from .training import Lesson, Progress, train
-from .vocabulary import choose_vocabulary, coverage
+from .vocabulary import check_vocabulary_size, choose_vocabulary, coverage
 from .workers import synthesise_in_workers
 
 DEFAULT_DRAFT_VOCABULARY = 8192
@@ -87,6 +91,8 @@ class DistillOptions:
             )
         if not 0 < self.held_out_share < 1:
             raise ConfigError(f"--held-out-share {self.held_out_share} must be above 0 and below 1")
+        if self.recipe.depth >= self.max_length:
+            raise ConfigError(f"--depth {self.recipe.depth}: a conversation has --max-length {self.max_length} tokens")
         if min(self.conversations, self.rows, self.workers, self.threads) < 1:
             raise ConfigError("--self-synthesize, --rows, --workers and --threads must each be at least 1")
 
@@ -100,8 +106,12 @@ class Distilled:
     """Of the answers trained on."""
     coverage: float
     """Share of them that the draft's vocabulary holds."""
-    estimate: float
-    """Tokens per step on the held-out conversations, as training estimates it."""
+    held_out: int
+    """Conversations that are only measured on."""
+    asked: int
+    """Conversations that were to be made; those missing did not fit, were too short, or only repeated themselves."""
+    estimate: float | None
+    """Tokens per step on the held-out conversations, as training estimates it; None: there are none."""
     measurement: Measurement | None
 
 
@@ -116,14 +126,21 @@ def distill(
     on_progress: OnProgress = lambda *_: None,
 ) -> Distilled:
     """Writes a draft for `model` to the directory `out`. Raises GraphspecError; `work` keeps what was done."""
-    if out.exists() and any(out.iterdir()) and not overwrite:
-        raise ConfigError(f"{out} is not empty; give another -o, or --overwrite to replace the draft there")
+    check_places(out, work, model=model, draft=options.draft, overwrite=overwrite)
     require_libraries()
+    torch.set_num_threads(options.threads)
     pair = _trainable(model, options)
-    made = converse(model, work, options, on_stage=on_stage, on_progress=on_progress)
+    if options.draft is not None:
+        on_stage("checking the draft")  # what takes the weights to find, before hours of answers
+        go_on(METHODS[options.method], pair, _target(pair, options), depth=options.recipe.depth)
+    made, asked = converse(model, work, options, on_stage=on_stage, on_progress=on_progress)
     training, held_out = split(made, options.held_out_share)
     if not training:
-        raise ConfigError("there is no conversation to train on; make more with --self-synthesize")
+        raise ConfigError(
+            f"no conversation is left to train on: of {asked} asked for {len(made)} are of use (the others do not fit "
+            f"--max-length {options.max_length}, have too short an answer, or repeat), and {len(held_out)} of those "
+            f"are held out (--held-out-share {options.held_out_share:g}); give more"
+        )
     on_stage("loading the target")
     lesson, begun = _lesson(pair, work, options, training, held_out)
     lesson.store.compute(lesson.target, made, _counted(on_progress, "features", len(made)))
@@ -136,16 +153,20 @@ def distill(
 
     identity = _identity(pair, options, training)
     estimate = train(lesson, options.recipe, work / options.method, identity=identity, on_step=show)
-    lesson.method.save(out, lesson.drafter, begun.config)
-    measurement = _measured(model, out, work, options, held_out, on_stage)
+    draft = work / options.method / "draft"
+    lesson.method.save(draft, lesson.drafter, begun.config)
+    measurement = _measured(model, draft, work, options, held_out, on_stage)
     result = Distilled(
         conversations=len(training),
+        held_out=len(held_out),
+        asked=asked,
         tokens=sum(len(conversation.answer) for conversation in training),
         coverage=coverage(training, begun.kept),
         estimate=estimate,
         measurement=measurement,
     )
-    (out / "distill.json").write_text(json.dumps(_record(model, options, result), indent=2) + "\n")
+    (draft / RECORD).write_text(json.dumps(_record(model, options, result), indent=2) + "\n")
+    publish(draft, out)
     return result
 
 
@@ -156,12 +177,13 @@ def converse(
     *,
     on_stage: OnStage = lambda _: None,
     on_progress: OnProgress = lambda *_: None,
-) -> list[Conversation]:
-    """The conversations worth training on, made as far as they are missing."""
+) -> tuple[list[Conversation], int]:
+    """→ the conversations worth training on, made as far as they are missing, and how many were asked for."""
     messages = () if options.data is None else read_messages(options.data)
     plan = _plan(options, messages)
     folder = work / "conversations"
-    _check_same_plan(folder, model, plan)
+    target = fingerprint(open_checkpoint(model))
+    check_plan(folder, plan, model=model, target=target, max_length=options.max_length)
     done = read_conversations(folder)
     if len([c for c in done if c.index < plan.count]) < plan.count:
         on_stage("building the bundle that answers")
@@ -184,7 +206,7 @@ def converse(
             workers=options.workers,
             on_progress=lambda count, tokens: on_progress("conversations", count, plan.count, f"{tokens:,} tokens"),
         )
-    return usable(c for c in read_conversations(folder) if c.index < plan.count)
+    return usable(c for c in read_conversations(folder) if c.index < plan.count), plan.count
 
 
 def _plan(options: DistillOptions, messages: Sequence[str]) -> Synthesis:
@@ -193,32 +215,29 @@ def _plan(options: DistillOptions, messages: Sequence[str]) -> Synthesis:
     return Synthesis(**{**values, "count": count})
 
 
-def _check_same_plan(folder: Path, model: str, plan: Synthesis) -> None:
-    """Conversations of two plans in one folder would be a data set that no command makes again."""
-    path = folder / "plan.json"
-    values = {**asdict(plan), "model": Path(model).name, "messages": list(plan.messages)}
-    del values["count"]  # more of the same are welcome
-    values["messages"] = hashlib.sha256(json.dumps(values["messages"]).encode()).hexdigest() if plan.messages else None
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(values, indent=2) + "\n")
-    elif json.loads(path.read_text()) != values:
-        raise ConfigError(f"{folder} holds conversations made in another way (plan.json); give another --work-dir")
-
-
 def _trainable(model: str, options: DistillOptions) -> Resolution:
-    method = options.method
+    """The pair, of which such drafts can be made: what can be told without weights is told before any work."""
+    method, depth = options.method, options.recipe.depth
     if options.draft is not None:
         pair = resolve_pair(model, options.draft, method=method)
         if pair.architecture.drafter.name != method:
             made = pair.architecture.drafter
             raise ConfigError(f"draft '{options.draft}' is {made.label}: --method {made.name} trains it on")
+        check_depth(pair, depth)
         return pair
     pair = resolve_pair(model)
     kinds = {a.drafter.name for a in registered(()) if a.target.name == pair.architecture.target.name}
     if method not in kinds:
         raise UnsupportedError(f"there is no architecture of {pair.architecture.target.label} with {method} drafts")
+    size = _vocabulary_size(options, DecoderConfig.read(pair.target.config).vocabulary)
+    METHODS[method].draft_config(pair.target.config, options.shape, size, depth)
     return pair
+
+
+def _target(pair: Resolution, options: DistillOptions) -> DecoderTarget:
+    capacity = round_up(options.max_length, LENGTHS) + options.recipe.depth + 1
+    target: DecoderTarget = pair.architecture.target.load(pair.target, capacity=capacity)
+    return target
 
 
 def _lesson(
@@ -229,9 +248,7 @@ def _lesson(
     held_out: list[Conversation],
 ) -> tuple[Lesson, Beginning]:
     method, depth = METHODS[options.method], options.recipe.depth
-    torch.set_num_threads(options.threads)
-    capacity = round_up(options.max_length, LENGTHS) + depth + 1
-    target = pair.architecture.target.load(pair.target, capacity=capacity)
+    target = _target(pair, options)
     if options.draft is not None:
         begun = go_on(method, pair, target, depth=depth)
     else:
@@ -251,8 +268,11 @@ def _lesson(
 
 
 def _vocabulary_size(options: DistillOptions, of_target: int) -> int:
-    prunes = "--draft-vocab-size" in METHODS[options.method].options
-    return min(options.draft_vocabulary or DEFAULT_DRAFT_VOCABULARY, of_target) if prunes else of_target
+    if "--draft-vocab-size" not in METHODS[options.method].options:
+        return of_target
+    size = options.draft_vocabulary or min(DEFAULT_DRAFT_VOCABULARY, of_target)
+    check_vocabulary_size(size, of_target)
+    return size
 
 
 def _counted(on_progress: OnProgress, label: str, total: int) -> Callable[[int], None]:
@@ -307,7 +327,7 @@ def _record(model: str, options: DistillOptions, result: Distilled) -> dict[str,
         "conversations": result.conversations,
         "answer_tokens": result.tokens,
         "vocabulary_coverage": round(result.coverage, 4),
-        "estimated_tokens_per_step": round(result.estimate, 3),
+        "estimated_tokens_per_step": None if result.estimate is None else round(result.estimate, 3),
         "measured": None
         if measured is None
         else {

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphspec.errors import ConfigError
+from graphspec.speculative_config import LONGEST_DRAFT
 
 from .precision import check_precision
+
+_SEEDS = 2**32
+"""Every step draws with a seed of its own, made of this one: together they fit in the 64 bits of torch's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,10 @@ class Recipe:
         check_precision(self.precision)
         if min(self.epochs, self.batch_size, self.depth) < 1:
             raise ConfigError("--epochs, --batch-size and --depth must each be at least 1")
+        if self.depth > LONGEST_DRAFT:
+            raise ConfigError(f"--depth {self.depth}: a step drafts {LONGEST_DRAFT} tokens at most")
+        if not 0 <= self.seed < _SEEDS:
+            raise ConfigError(f"--seed {self.seed}: give one of 0 to {_SEEDS - 1}")
         if self.anchors is not None and self.anchors < 1:
             raise ConfigError("--anchors must be at least 1")
         if not 0 < self.learning_rate < 1:

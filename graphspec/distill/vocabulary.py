@@ -18,11 +18,16 @@ def choose_vocabulary(conversations: Iterable[Conversation], size: int, target_s
 
     Raises ConfigError if the target has fewer.
     """
-    if not 1 <= size <= target_size:
-        raise ConfigError(f"--draft-vocab-size {size}: give 1 to {target_size}, the size of the target's vocabulary")
+    check_vocabulary_size(size, target_size)
     counts = Counter(token for conversation in conversations for token in conversation.answer)
     by_use = sorted(range(target_size), key=lambda token: (-counts[token], token))
     return torch.tensor(sorted(by_use[:size]))
+
+
+def check_vocabulary_size(size: int, target_size: int) -> None:
+    """Raises ConfigError for a draft that would say more tokens than its target, or none."""
+    if not 1 <= size <= target_size:
+        raise ConfigError(f"--draft-vocab-size {size}: give 1 to {target_size}, the size of the target's vocabulary")
 
 
 def draft_to_target(kept: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from safetensors.torch import load_file
 
@@ -179,6 +180,26 @@ def test_medusa_heads_are_published_as_the_community_does(draft: Path, chatty: P
 
 
 @pytest.mark.slow
+def test_a_draft_takes_the_place_of_one_of_another_method(draft: Path, chatty: Path, tmp_path: Path) -> None:
+    """Of which nothing is left, so that it is found to be what it is; and a measurement that was ended goes on."""
+    work, out = tmp_path / "work", tmp_path / "out"
+    shutil.copytree(draft.with_name("draft.work"), work, ignore=shutil.ignore_patterns("medusa"))
+    shutil.copytree(draft, out)
+    options = ["--work-dir", str(work), "--method", "medusa", "--overwrite"]
+
+    def ended(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    before = (out / "model.safetensors").read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("graphspec.distill.pipeline.measure", ended)
+        assert main(command(chatty, out, *options, vocabulary="")) == 130
+    assert (out / "model.safetensors").read_bytes() == before
+    assert main(command(chatty, out, *options, vocabulary="")) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "distill.json", "medusa_lm_head.safetensors"]
+
+
+@pytest.mark.slow
 def test_a_draft_that_is_there_is_not_overwritten(
     draft: Path, chatty: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,6 +215,64 @@ def test_conversations_of_another_plan_are_not_mixed_in(
     assert main(command(chatty, tmp_path / "d", "--work-dir", work, "--seed", "9")) == 1
     assert "made in another way" in capsys.readouterr().err
     assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+def test_a_target_too_shallow_is_refused_before_any_work(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shallow = tiny.save_llama(tmp_path / "target", layers=3)
+    assert main(command(shallow, tmp_path / "draft", "--method", method)) == 1
+    assert "a target of 3 has too few" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+@pytest.mark.slow
+def test_a_draft_that_cannot_be_trained_on_is_refused_before_any_work(
+    draft: Path, chatty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(draft, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rope_theta": 500.0}))
+    assert main(command(chatty, tmp_path / "d", "--draft-model-path", str(other), vocabulary="")) == 1
+    assert "cannot be trained on: rotary" in " ".join(capsys.readouterr().err.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_the_target_is_not_written_over(chatty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(chatty, target)
+    before = (target / "model.safetensors").read_bytes()
+    assert main(command(target, target, "--overwrite")) == 1
+    assert "is the target itself" in capsys.readouterr().err
+    assert (target / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [("0.0005", "none was held out"), ("0.9999", "and 1 of those are held out")]
+)
+def test_one_prompt_is_trained_on_or_held_out(
+    chatty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], share: str, said: str
+) -> None:
+    """One that is too long beside it is told."""
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"prompt": "Hello"}) + "\n" + json.dumps({"prompt": "x" * 500}) + "\n")
+    # Ends at no token, so that the answer is long enough.
+    target = tmp_path / "target"
+    shutil.copytree(chatty, target)
+    (target / "generation_config.json").unlink()
+    words = f"distill --model {target} -o {tmp_path / 'd'} --data {data} {SIZES} --held-out-share {share}"
+    status = main(words.split())
+    captured = capsys.readouterr()
+    if status:
+        error = " ".join(captured.err.split())
+        assert said in error
+        assert "of 2 asked for 1 are of use" in error
+    else:
+        assert said in captured.out
+        assert "of 1 conversations (1 of 2 were of no use" in captured.out
+        assert json.loads((tmp_path / "d" / "distill.json").read_text())["estimated_tokens_per_step"] is None
 
 
 @pytest.mark.parametrize(
@@ -212,6 +291,11 @@ def test_conversations_of_another_plan_are_not_mixed_in(
         (["--self-synthesize", "4", "--anchors", "9"], 1, "--anchors cannot be set for drafts of --method eagle3"),
         (["--self-synthesize", "4", "--held-out-share", "1"], 1, "--held-out-share 1.0 must be"),
         (["--self-synthesize", "4", "--precision", "int8"], 1, "--precision 'int8' is not known"),
+        (["--self-synthesize", "4", "--depth", "129"], 1, "--depth 129: a step drafts 128 tokens at most"),
+        (["--self-synthesize", "4", "--depth", "16", "--max-length", "16"], 1, "--depth 16: a conversation has"),
+        (["--self-synthesize", "4", "--seed", "4294967296"], 1, "--seed 4294967296: give one of 0 to 4294967295"),
+        (["--self-synthesize", "4", "--draft-vocab-size", "129"], 1, "--draft-vocab-size 129: give 1 to 128"),
+        (["--self-synthesize", "4", "--method", "dflash", "--draft-layers", "5"], 1, "the target itself has 4"),
         (["--self-synthesize", "4", "--learning-rate", "2"], 1, "--learning-rate 2.0 must be"),
         ([], 2, "one of the two"),
         (["--self-synthesize", "4", "--data", "x"], 2, "one of the two"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,14 +41,20 @@ def answered_prompts(target: DecoderTarget) -> list[Conversation]:
     return made
 
 
+def config_of(method: str, checkpoint: Path) -> dict[str, Any]:
+    """config.json of the draft of a lesson."""
+    chosen = METHODS[method]
+    says = KEPT if "--draft-vocab-size" in chosen.options else 128
+    return chosen.draft_config(open_checkpoint(checkpoint).config, DraftShape(), says, RECIPE.depth)
+
+
 def new_lesson(
     method: str, checkpoint: Path, target: DecoderTarget, conversations: list[Conversation], folder: Path
 ) -> Lesson:
     """Ten of the conversations to train on, the rest held out; features are kept in `folder`."""
     opened, chosen = open_checkpoint(checkpoint), METHODS[method]
     kept = choose_vocabulary(conversations, KEPT if "--draft-vocab-size" in chosen.options else 128, 128)
-    config = chosen.draft_config(opened.config, DraftShape(), len(kept), RECIPE.depth)
-    drafter = chosen.new_drafter(target, config, kept, seed=3)
+    drafter = chosen.new_drafter(target, config_of(method, checkpoint), kept, seed=3)
     store = FeatureStore(folder / "features", opened, drafter.taps)
     store.compute(target, conversations, lambda _: None)
     return Lesson(
