@@ -27,7 +27,7 @@ from graphspec.distill.methods.dflash.blocks import run_blocks
 from graphspec.distill.methods.dflash.drafts import draft_config
 from graphspec.distill.methods.dflash.loss import loss
 from graphspec.distill.recipe import DraftShape
-from graphspec.distill.training import Lesson, Progress, evaluate, train
+from graphspec.distill.training import Lesson, train
 from graphspec.errors import ConfigError, UnsupportedError
 from graphspec.speculative_config import SpeculativeConfig
 
@@ -146,28 +146,6 @@ def test_the_loss_is_the_cross_entropy_with_the_targets_distribution(lesson: Les
     weights = [RECIPE.decay**draft for draft in range(RECIPE.depth)]
     expected = sum(w * mean for w, mean in zip(weights, means, strict=True)) / sum(weights)
     assert found == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_blocks_are_learnt_by_heart(lesson: Lesson, tmp_path: Path, precision: str) -> None:
-    same = replace(lesson, held_out=lesson.training[:2], training=lesson.training[:2])
-    before, seen = evaluate(same, RECIPE), list[Progress]()
-    recipe = replace(RECIPE, epochs=150, anchors=6, precision=precision)
-    after = train(same, recipe, tmp_path, identity="a", checkpoint_every=1000, on_step=seen.append)
-    assert before < 2.5 < 3.5 < after <= 4.0
-    assert seen[-1].loss < 0.75 * seen[0].loss
-
-
-def test_a_training_that_was_stopped_draws_the_same_blocks(
-    chatty: Path, target: DecoderTarget, conversations: list[Conversation], tmp_path: Path
-) -> None:
-    whole, stopped, resumed = (new_lesson("dflash", chatty, target, conversations, tmp_path) for _ in range(3))
-    recipe = replace(RECIPE, epochs=2, anchors=3)
-    train(whole, recipe, tmp_path / "whole", identity="a", checkpoint_every=4)
-    train(stopped, recipe, tmp_path / "parts", identity="a", checkpoint_every=4, stop_after=6)
-    train(resumed, recipe, tmp_path / "parts", identity="a", checkpoint_every=4)
-    for name, value in whole.drafter.state_dict().items():
-        assert torch.equal(value, resumed.drafter.state_dict()[name])
 
 
 def test_a_draft_begins_as_a_copy_of_the_targets_end(lesson: Lesson) -> None:
