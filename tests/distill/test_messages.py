@@ -25,7 +25,7 @@ def test_both_forms_are_read_and_blank_lines_are_not(tmp_path: Path) -> None:
         ("[]", "has no message"),
         ('{"prompt": 3}', "has no message"),
         ('{"prompt": " "}', "has no message"),
-        ("[" * 100_000, "is not JSON"),
+        pytest.param("[" * 100_000, "is not JSON", id="nested"),
         ('{"prompt": "a \\ud800"}', "holds half a character"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "has no message"),
     ],
