@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,9 +23,9 @@ from .engine import Engine, Pending
 from .fair_queue import FairQueue
 from .prefixes import Copy, Prefixes
 from .refusals import DeadlineError
-from .rows import BatchReport, RequestReport, Row
+from .rows import BatchReport, RequestReport, Row, each_width
 from .sampling import uniform_table
-from .width_policy import AUTO, Choice, Width, WidthPolicy
+from .width_policy import AUTO, Choice, WidthPolicy
 
 TIMEOUT = "timeout"
 """Why an answer ended that its deadline cut short."""
@@ -242,7 +242,7 @@ class Loop:
                 if not self._policy.prompts_first:
                     break
         ready = [row for row in self._running if row.has_more]
-        each = self._each_width(ready)
+        each = each_width(ready, self._widths, on_demand=self._engine.drafts_on_demand)
         for width in sorted({chosen.width for chosen in each.values()}):
             rows = tuple(sorted((row for row in ready if each[row].width == width), key=lambda row: row.slot))
             slots = [row.slot for row in rows]
@@ -250,30 +250,6 @@ class Loop:
             logits = any(row.answer.wants_logits for row in rows)
             launch = partial(self._engine.step, slots, width, num_drafts=num_drafts, logits=logits)
             yield from self._try(rows, width, num_drafts, launch)
-
-    def _each_width(self, ready: Sequence[Row]) -> dict[Row, Choice]:
-        """Of the steps of these rows; drafts are for a next step that is as wide, where the policy knows no better."""
-        open_rows = [row.candidate for row in ready if row.width == AUTO]
-        chosen = self._widths.choose(open_rows) if self._widths and open_rows else Choice(0, 0)
-        there, found = self._drafts_there(ready), dict[Row, Choice]()
-        for row in ready:
-            if row.width == AUTO:
-                found[row] = chosen
-            elif isinstance(row.width, int):
-                found[row] = Choice(row.width, row.width)
-            else:
-                width = row.width.at(len(ready))
-                found[row] = Choice(min(width, there.get(row.width, width)), width)
-        return found
-
-    def _drafts_there(self, ready: Sequence[Row]) -> dict[Width, int]:
-        """That every row of a schedule has, where one was asked for fewer than K: as rows end, a step may be wider than
-        the one before it knew."""
-        found = dict[Width, int]()
-        for row in ready if self._engine.drafts_on_demand else ():
-            if row.num_drafts is not None:
-                found[row.width] = min(row.num_drafts, found.get(row.width, row.num_drafts))
-        return found
 
     def _prefilling(self) -> list[Row]:
         """Those whose prompts are run now. One at a time, it is in turn the one that came first, so that it gets done,

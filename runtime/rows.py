@@ -1,16 +1,16 @@
-"""A request in the queue or in a slot, and what is told of it."""
+"""A request in the queue or in a slot, what is told of it, and how wide the rows of a step are."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from graphspec.errors import GraphspecError
 
 from .answer import Answer, Piece
 from .engine import Chunk
-from .width_policy import Candidate, History, Width
+from .width_policy import AUTO, Candidate, Choice, History, Width, WidthPolicy
 
 PREFILL_CHUNK = 256
 
@@ -98,3 +98,30 @@ class Row:
     def candidate(self) -> Candidate:
         """What its width is chosen by."""
         return Candidate(self.history, self.left, read=not self.in_flight)
+
+
+def each_width(ready: Sequence[Row], policy: WidthPolicy | None, *, on_demand: bool) -> dict[Row, Choice]:
+    """Of the next step of these rows; drafts are for a step after it that is as wide, where the policy knows no better.
+    `on_demand`: the engine makes no more drafts than it is asked for."""
+    open_rows = [row.candidate for row in ready if row.width == AUTO]
+    chosen = policy.choose(open_rows) if policy and open_rows else Choice(0, 0)
+    there, found = _drafts_there(ready) if on_demand else {}, dict[Row, Choice]()
+    for row in ready:
+        if row.width == AUTO:
+            found[row] = chosen
+        elif isinstance(row.width, int):
+            found[row] = Choice(row.width, row.width)
+        else:
+            width = row.width.at(len(ready))
+            found[row] = Choice(min(width, there.get(row.width, width)), width)
+    return found
+
+
+def _drafts_there(ready: Sequence[Row]) -> dict[Width, int]:
+    """That every row of a schedule has, where one was asked for fewer than K: as rows end, a step may be wider than
+    the one before it knew."""
+    found = dict[Width, int]()
+    for row in ready:
+        if row.num_drafts is not None:
+            found[row.width] = min(row.num_drafts, found.get(row.width, row.num_drafts))
+    return found
