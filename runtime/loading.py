@@ -86,4 +86,4 @@ def _on_gpu(
 def _check_slots(manifest: Manifest, num_slots: int | None) -> None:
     limit = manifest.max_batch_size
     if num_slots is not None and not 1 <= num_slots <= limit:
-        raise ConfigError(f"max batch size {num_slots}: the bundle was built for 1 to {limit} requests in a step")
+        raise ConfigError(f"{num_slots} requests in a step: the bundle was built for 1 to {limit}")

@@ -11,6 +11,13 @@ from graphspec.errors import BuildError
 from graphspec.staging import is_full
 
 
+def _readable() -> int:
+    """The mode that a file has here which is made without a wish."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Where to write what becomes `path` when the block ends; nothing is left of what does not end.
@@ -21,6 +28,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield partial
+        partial.chmod(_readable())  # some writers keep what they write to its owner
         partial.replace(path)
     except Exception as error:
         if is_full(error):

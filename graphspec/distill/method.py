@@ -66,5 +66,6 @@ class Method:
     def refuse_unused(self, given: Mapping[str, object]) -> None:
         """Raises ConfigError for an option, by the flag's name, that is not None and that no draft of this kind has."""
         if unused := sorted(name for name, value in given.items() if value is not None and name not in self.options):
-            known = f"; it has {', '.join(sorted(self.options))}" if self.options else ""
+            flags = sorted(name for name in self.options if name.startswith("--"))
+            known = f"; it has {', '.join(flags)}" if flags else ""
             raise ConfigError(f"{', '.join(unused)} cannot be set for drafts of --method {self.name}{known}")

@@ -152,10 +152,11 @@ def distill(
         on_progress("training", progress.step, progress.steps, note)
 
     identity = _identity(pair, options, training)
-    estimate = train(lesson, options.recipe, work / options.method, identity=identity, on_step=show)
-    draft = work / options.method / "draft"
+    folder = work / _training_name(pair, options)
+    estimate = train(lesson, options.recipe, folder, identity=identity, on_step=show)
+    draft = folder / "draft"
     lesson.method.save(draft, lesson.drafter, begun.config)
-    measurement = _measured(model, draft, work, options, held_out, on_stage)
+    measurement = _measured(model, folder, options, held_out, on_stage)
     result = Distilled(
         conversations=len(training),
         held_out=len(held_out),
@@ -293,17 +294,22 @@ def _identity(pair: Resolution, options: DistillOptions, training: Sequence[Conv
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
+def _training_name(pair: Resolution, options: DistillOptions) -> str:
+    """Of the folder of a training; one that goes on from a draft has another than that which made the draft."""
+    return options.method if pair.draft is None else f"{options.method}-from-{fingerprint(pair.draft)[:8]}"
+
+
 def _measured(
-    model: str, draft: Path, work: Path, options: DistillOptions, held_out: Sequence[Conversation], on_stage: OnStage
+    model: str, folder: Path, options: DistillOptions, held_out: Sequence[Conversation], on_stage: OnStage
 ) -> Measurement | None:
     prompts = [conversation.prompt for conversation in held_out[: options.measured_prompts]]
     if not prompts:
         return None
     on_stage("building the bundle with the draft")
-    bundle, depth = work / options.method / "bundle", options.recipe.depth
+    bundle, depth = folder / "bundle", options.recipe.depth
     build(
         model=model,
-        draft_model_path=draft,
+        draft_model_path=folder / "draft",
         out=bundle,
         speculative_method=options.method,
         num_speculative_tokens=depth,

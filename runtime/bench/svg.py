@@ -15,8 +15,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 38, 14, 12, 36
 NUM_COLOURS = 6
 _BAR = 17
 """Height of a horizontal bar, its gap included."""
-_LABELS = 74
-"""Width of the labels before horizontal bars."""
+_LABELS, _LETTER = 74, 6.8
+"""Least width of the labels before horizontal bars, and of a letter in them."""
 _NARROWEST_LABELLED = 20
 """Of upright bars: the labels of narrower ones would touch."""
 
@@ -88,15 +88,16 @@ def bars(title: str, names: Sequence[str], series: Sequence[Series], *, unit: st
     """Horizontal bars, one for each name; those of several series stand behind one another, to be added up."""
     totals = [sum(one.values[i] for one in series) for i in range(len(names))]
     most = max([*totals, level or 0.0], default=0.0) or 1.0
-    room = _WIDTH - _LABELS - 58
+    labels = max(_LABELS, 6 + _LETTER * max(map(len, names), default=0))
+    room = _WIDTH - labels - 58
 
     def place(value: float) -> float:
-        return _LABELS + room * value / most
+        return labels + room * value / most
 
     parts = []
     for row, name in enumerate(names):
         y, done = _TOP + row * _BAR, 0.0
-        parts.append(_text(_LABELS - 6, y + 11, name, "end"))
+        parts.append(_text(labels - 6, y + 11, name, "end"))
         for number, one in enumerate(series):
             value = one.values[row]
             tip = f"{name}, {one.name}: {value:.2f} {unit}"

@@ -113,10 +113,10 @@ def test_an_eagle_head_is_trained_on_the_features_that_are_there(draft: Path, ch
 
 @pytest.mark.slow
 def test_a_draft_is_trained_on(draft: Path, chatty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With a learning rate of next to nothing it stays as it is: it was not begun anew."""
+    """In the folder of the training that made it. With a learning rate of next to nothing it stays as it is: it was not
+    begun anew."""
     work, out = tmp_path / "work", tmp_path / "next"
     shutil.copytree(draft.with_name("draft.work"), work)
-    (work / "eagle3" / "training.pt").unlink()
     more = ["--work-dir", str(work), "--draft-model-path", str(draft), "--measured-prompts", "0"]
     more += ["--learning-rate", "1e-9"]
     assert main(command(chatty, out, *more, vocabulary="")) == 0
@@ -129,7 +129,8 @@ def test_a_draft_is_trained_on(draft: Path, chatty: Path, tmp_path: Path, capsys
     again = command(chatty, out, *more, "--overwrite", "--learning-rate", "1e-2", vocabulary="")
     assert main(again) == 1
     assert "training with other data or another recipe" in capsys.readouterr().err
-    (work / "eagle3" / "training.pt").unlink()
+    (of_this,) = work.glob("eagle3-from-*/training.pt")
+    of_this.unlink()
     assert main(again) == 0
     assert any(not torch.equal(tensor, before[name]) for name, tensor in load_file(out / "model.safetensors").items())
 

@@ -23,6 +23,14 @@ def test_a_file_is_there_when_it_is_whole(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["file"]
 
 
+def test_who_may_read_other_files_may_read_it(tmp_path: Path) -> None:
+    """The writer of safetensors keeps what it writes to its owner."""
+    (tmp_path / "other").write_text("")
+    with whole_file(tmp_path / "file") as partial:
+        partial.touch(0o600)
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 def test_a_file_that_does_not_end_leaves_the_older_one(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")

@@ -23,8 +23,10 @@ def test_a_method_is_called_as_the_drafters_it_trains() -> None:
 def test_an_option_that_a_method_does_not_have_is_refused(name: str) -> None:
     method = METHODS[name]
     method.refuse_unused({"--of-another": None, **dict.fromkeys(method.options, 1)})
-    with pytest.raises(ConfigError, match=f"^--of-another cannot be set for drafts of --method {name}"):
+    with pytest.raises(ConfigError, match=f"^--of-another cannot be set for drafts of --method {name}") as caught:
         method.refuse_unused({"--of-another": 1})
+    *_, flags = str(caught.value).partition("; it has ")
+    assert all(flag.startswith("--") for flag in flags.split(", ") if flag)
 
 
 def test_the_options_of_a_distillation_are_checked_when_they_are_made() -> None:

@@ -191,7 +191,7 @@ def test_at_a_synthetic_acceptance_rate_the_answers_are_the_same_and_the_report_
         ("--batch 0", 2, "--batch is '0'"),
         ("--widths 1.5", 2, "--widths is '1.5'"),
         ("--widths 1,automatic", 2, "--widths is '1,automatic'"),
-        ("--batch 9", 1, "9: the bundle was built for 1 to 2 "),
+        ("--batch 9", 1, "9 requests in a step: the bundle was built for 1 to 2"),
         ("--widths 3,1:3,2:x", 2, "--widths: '1:3,2:x' is not a schedule of widths by batch size"),
         ("--widths 2:3", 2, "--widths: the first range starts at batch size 2"),
         ("--widths 1:3,2:1", 1, "width 1 of the schedule 1:3,2:1 is not in this bundle; it was built for 0, 3"),

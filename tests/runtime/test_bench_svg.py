@@ -23,6 +23,13 @@ def test_bars_are_as_long_as_their_values() -> None:
     assert float(second[0]["x"]) == pytest.approx(float(marks(drawing, "rect", "c0")[0]["x"]) + unit, abs=0.2)
 
 
+def test_names_before_bars_are_not_cut_off() -> None:
+    name = "16 × width 1:4,8:2,16:0"
+    drawing = svg.bars("t", [name, "b"], [Series("x", [1.0, 3.0])], unit="ms")
+    (text,) = (e for e in ElementTree.fromstring(drawing).iter("text") if e.text == name)
+    assert float(text.attrib["x"]) > 6 * len(name), "of 11 pixels a letter has six"
+
+
 def test_equal_predictions_stand_on_the_diagonal() -> None:
     drawing = svg.scatter("t", "predicted", "observed", [("b", [(0.5, 0.5, "p"), (2.0, 2.0, "q"), (1.0, 2.0, "r")])])
     (line,) = marks(drawing, "line", "level")
