@@ -16,6 +16,7 @@ from graphspec.building import build
 from graphspec.bundle import read_manifest
 from graphspec.errors import ConfigError, RequestError
 from graphspec.export.dialect import DOMAIN
+from graphspec.export.drafting import NUM_DRAFTS
 from graphspec.export.pipeline import PORTABLE, onnxruntime
 from graphspec.runtime.generate import load
 from graphspec.runtime.sampling import SamplingParams
@@ -36,7 +37,7 @@ def test_the_graph_is_the_step_of_the_design(pairs: Pairs, name: str, encoding: 
     manifest = read_manifest(pairs.bundle(name, encoding))
     states = [f"{s.name}" for s in pairs.step(name).states]
     (graph,) = (graph for graph in manifest.graphs if graph.role == "any")
-    assert [spec.name for spec in graph.inputs] == [*StepInputs._fields, *states]
+    assert [spec.name for spec in graph.inputs] == [*StepInputs._fields, *states, NUM_DRAFTS]
     results = ["accepted", "committed", "next_tokens", "next_kv_len", "logits"]
     assert [spec.name for spec in graph.outputs] == [*results, *(f"{state}.next" for state in states)]
     assert dict(graph.aliases) == {f"{state}.next": state for state in states}

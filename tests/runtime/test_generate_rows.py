@@ -30,9 +30,9 @@ def rows_stepped_together(bundle: LoadedBundle, monkeypatch: pytest.MonkeyPatch)
     seen = list[int]()
     step = bundle._engine.step
 
-    def counted(slots: Sequence[int], width: int, *, logits: bool) -> Pending:
+    def counted(slots: Sequence[int], width: int, *, num_drafts: int, logits: bool) -> Pending:
         seen.append(len(slots))
-        return step(slots, width, logits=logits)
+        return step(slots, width, num_drafts=num_drafts, logits=logits)
 
     with monkeypatch.context() as patch:
         patch.setattr(bundle._engine, "step", counted)

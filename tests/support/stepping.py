@@ -13,6 +13,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from graphspec.architectures.state import StateSpec
+from graphspec.speculative_config import LONGEST_DRAFT
 
 Array = NDArray[Any]
 
@@ -73,10 +74,13 @@ class Stepper:
             "top_p": np.ones(batch, np.float32),
             "min_p": np.zeros(batch, np.float32),
             "uniform": self.uniform,
+            "num_drafts": np.array(LONGEST_DRAFT),  # whatever K is: all
             **{spec.name: self._first(spec, visible) for spec in self._specs},
         }
+        read = {value.name for value in self._session.get_inputs()}
         names = [output.name for output in self._session.get_outputs()]
-        outputs = dict(zip(names, self._session.run(names, feeds), strict=True))
+        given = {name: value for name, value in feeds.items() if name in read}
+        outputs = dict(zip(names, self._session.run(names, given), strict=True))
         for spec in self._specs:
             self._first(spec, visible)[...] = outputs[f"{spec.name}.next"]
         return outputs
