@@ -60,14 +60,17 @@ def compiled(compiler: TensorRt, graph: ir.Model) -> bytes:
 
 @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_width_and_the_prefill_compile(compiler: TensorRt, pairs: Pairs, name: str, greedy: bool) -> None:
+def test_every_drafter_target_and_variant_compiles(compiler: TensorRt, pairs: Pairs, name: str, greedy: bool) -> None:
+    """Of every drafter all widths and the prefill, for one target and variant; for the others, which have the same
+    sampler and the same layers, the widest step. A compilation takes seconds."""
     model = traced(pairs, name, greedy=greedy)
-    # The sampler is the same whatever the target: the narrower widths of Qwen3's are left to the greedy variant.
-    for width in (K,) if "Qwen3" in name and not greedy else (0, 1, K):
+    everything = "Llama3" in name and not greedy
+    for width in (0, 1, K) if everything else (K,):
         fixed = specialise_step(model, width=width, num_draft_tokens=K, capacity=CAPACITY, batch=2)
         check_rtx_header(compiled(compiler, fixed), "step", compiler.version)
-    prefill = specialise_prefill(model, chunk=16, capacity=CAPACITY)
-    check_rtx_header(compiled(compiler, prefill), "prefill", compiler.version)
+    if everything:
+        prefill = specialise_prefill(model, chunk=16, capacity=CAPACITY)
+        check_rtx_header(compiled(compiler, prefill), "prefill", compiler.version)
 
 
 def test_smollm2_compiles_at_its_full_size(compiler: TensorRt, tmp_path: Path) -> None:
