@@ -135,7 +135,7 @@ def test_a_request_has_no_more_time_than_the_server_gives(bundle: Path) -> None:
     [
         (["--width", "2"], "width 2 is not in this bundle"),
         (["--width", "1:3,2:2"], "width 2 of the schedule 1:3,2:2 is not in this bundle; it was built for 0, 3"),
-        (["--max-batch-size", "1000"], "max"),
+        (["--max-batch-size", "1000"], "1000 requests in a step: the bundle was built for 1 to 2"),
         (["--require-signature", "missing.pub"], "missing.pub"),
         (["--host", "nowhere.invalid"], "use another --host"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0: Cannot assign requested address; use another --host"),
