@@ -97,7 +97,7 @@ class Row:
     @property
     def candidate(self) -> Candidate:
         """What its width is chosen by."""
-        return Candidate(self.history, self.left, read=not self.in_flight)
+        return Candidate(self.history, self.left, read=not self.in_flight, num_drafts=self.num_drafts)
 
 
 def each_width(ready: Sequence[Row], policy: WidthPolicy | None, *, on_demand: bool) -> dict[Row, Choice]:

@@ -108,8 +108,6 @@ class History:
     """The newest that are known, without those that are none; None: nothing was read yet."""
     num_proposed: int = 1
     """Those with what is none; 0: none was asked for."""
-    num_asked: int | None = None
-    """Of the step launched last; None: all."""
     launched: deque[tuple[int, bool]] = field(default_factory=deque)
     """Of each step in flight: the case, and whether its drafts were known."""
     trials: list[_Trial] = field(default_factory=list)
@@ -133,6 +131,8 @@ class Candidate:
     """Tokens that its answer may still take."""
     read: bool
     """Whether everything launched for it was read: its drafts are known then."""
+    num_drafts: int | None = None
+    """Asked for in its newest launch; None: all."""
 
 
 class Choice(NamedTuple):
@@ -182,7 +182,6 @@ class AdaptiveWidths:
             num_drafts = best_width([self._chances_of(row, self._widths[-1]) for row in rows], seconds)
         for row in rows:
             row.history.launched.append((row.history.case, row.read))
-            row.history.num_asked = num_drafts
         return Choice(width, num_drafts)
 
     def read(self, history: History, tokens: Sequence[int], drafts: Sequence[int]) -> None:
@@ -216,7 +215,7 @@ class AdaptiveWidths:
     def _survival(self, row: Candidate) -> list[float]:
         """For each draft that may count, how likely it is accepted."""
         history = row.history
-        asked = self._widths[-1] if history.num_asked is None else history.num_asked
+        asked = self._widths[-1] if row.num_drafts is None else row.num_drafts
         return self._chances_of(row, len(history.drafts or ()) if row.read else asked)
 
     def _chances_of(self, row: Candidate, known: int) -> list[float]:
