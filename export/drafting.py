@@ -53,10 +53,10 @@ def draft_on_demand(model: ir.Model) -> None:
     pending, proposed = joined.inputs
     assert pending is not None
     assert proposed is not None
-    ir.passes.common.ShapeInferencePass()(model)  # an If has to know the types of what its branches leave
     parts = _parts(graph, pending, proposed)
     if not any(_reads_weights(part.nodes) for part in parts):
         return
+    ir.passes.common.ShapeInferencePass()(model)  # an If has to know the types of what its branches leave
     asked = ir.Value(name=NUM_DRAFTS, shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
     graph.inputs.append(asked)
     builder, first = Builder(graph, prefix="drafting"), 0
